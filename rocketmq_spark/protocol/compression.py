@@ -121,18 +121,25 @@ def _inflated(body: Buffer, limit: int) -> bytes:
 def _unpacked_lz4(body: Buffer, limit: int) -> bytes:
     import lz4.frame
 
-    stream = lz4.frame.LZ4FrameDecompressor()
+    # Like lz4-java, this reads several frames one after the other. An `LZ4FrameDecompressor` would copy the rest of the
+    # body at each frame.
+    data, context = memoryview(body), lz4.frame.create_decompression_context()
     pieces: list[bytes] = []
-    # Each call allocates a whole piece and copies the rest of the body, so pieces begin small and double.
+    # Each call allocates a whole piece, so pieces begin small and double.
     size, room = 0, _CHUNK
-    while not stream.eof:
-        if stream.needs_input and pieces:
+    at, ended = 0, False
+    while at < len(data) or not ended:
+        piece, consumed, ended = lz4.frame.decompress_chunk(context, data[at:], max_length=room)
+        if not (piece or consumed):
             raise ValueError("the frame is cut off")
-        pieces.append(stream.decompress(b"" if pieces else body, max_length=room))
-        size += len(pieces[-1])
+        at += consumed
+        size += len(piece)
         if size > limit:
             raise _too_large(limit)
-        room *= 2
+        if piece:
+            pieces.append(piece)
+        if len(piece) == room:
+            room *= 2
     return b"".join(pieces)
 
 

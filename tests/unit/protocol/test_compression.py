@@ -137,12 +137,26 @@ def test_decompressing_a_small_body_allocates_little_memory(kind: CompressionTyp
         tracemalloc.stop()
 
 
-def test_linked_blocks_and_several_frames_are_decompressed() -> None:
+def test_linked_blocks_are_decompressed() -> None:
     body = BODIES["over 1 MiB"]
     linked = pa.Codec("lz4").compress(body, asbytes=True)
     assert body == decompress(linked, CompressionType.LZ4.sys_flag)
-    two = compress(b"first ", CompressionType.ZSTD) + compress(b"second", CompressionType.ZSTD)
-    assert decompress(two, CompressionType.ZSTD.sys_flag) == b"first second"
+
+
+@pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
+def test_all_frames_of_a_body_are_decompressed_like_in_java(kind: CompressionType) -> None:
+    first, second, empty = (compress(body, kind) for body in (b"first ", b"second", b""))
+    skippable = (0x184D2A50).to_bytes(4, "little") + (4).to_bytes(4, "little") + b"skip"
+    for body in (first + second, skippable + first + skippable + empty + second, empty + first + second + skippable):
+        assert decompress(body, kind.sys_flag) == b"first second"
+    large = BODIES["over 1 MiB"]
+    assert decompress(compress(large, kind) * 2, kind.sys_flag) == large * 2
+
+
+@pytest.mark.parametrize("rest", [b"x", b"no frame", bytes(4), compress(b"second", CompressionType.LZ4)[:-1]])
+def test_an_lz4_body_that_does_not_end_with_a_frame_is_an_error(rest: bytes) -> None:
+    with pytest.raises(CompressionError, match="with LZ4: "):
+        decompress(compress(b"first", CompressionType.LZ4) + rest, CompressionType.LZ4.sys_flag)
 
 
 def test_bytes_after_a_zlib_stream_are_ignored_like_in_java() -> None:
