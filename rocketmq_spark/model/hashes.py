@@ -65,8 +65,10 @@ def consistent_hash(key: str, buckets: int) -> int:
     state, candidate = string_hash(key) & _MASK, 0
     while True:
         state = (2862933555777941757 * state + 1) & _MASK
-        following = int((candidate + 1) / (((state >> 33) + 1) / 0x80000000))
-        if not 0 <= following < buckets:
+        drawn = (state >> 33) + 1
+        # In Java the largest number overflows, and so ends the search.
+        following = buckets if drawn == 0x80000000 else int((candidate + 1) / (drawn / 0x80000000))
+        if following >= buckets:
             return candidate
         candidate = following
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketmq_spark.model.hashes import java_hash, queue_index, string_hash
+from rocketmq_spark.model.hashes import consistent_hash, java_hash, queue_index, string_hash
 from tests.vectors import load
 
 JAVA = load("java_codecs.json")
@@ -70,3 +70,12 @@ def test_queue_index_works_on_arrays(values: list[int], queues: int) -> None:
     indexes = queue_index(np.array(values), np.array([queues])).tolist()
     assert indexes == [queue_index(value, queues) for value in values]
     assert indexes == [abs(int(math.fmod(value, queues))) for value in values]
+
+
+# The output of Guava 32.0.1. The generator's first number is its largest one for the last two keys.
+@pytest.mark.parametrize(
+    ("key", "of_4", "of_8", "of_16"),
+    [("abc", 0, 7, 8), ("orders-17", 2, 2, 2), ("3dccpqj", 0, 0, 0), ("0Mduw_f", 0, 0, 0)],
+)
+def test_consistent_hash_selects_the_bucket_that_guava_selects(key: str, of_4: int, of_8: int, of_16: int) -> None:
+    assert [consistent_hash(key, buckets) for buckets in (4, 8, 16)] == [of_4, of_8, of_16]
