@@ -33,6 +33,9 @@ class NumpyMessages:
         self._properties: Properties | None = None
         # The number of the pull that each row is of, and whether its offset lies between the pull's start and end.
         borders = np.cumsum([len(body) for body in bodies])
+        if not np.isin(borders, np.append(records.starts, len(body))).all():
+            # The size of a pull's last record is wrong: it reaches into the next pull.
+            raise Irregular
         self._pulls = np.searchsorted(borders, records.starts, side="right").astype(np.int32)[rows.record]
         firsts, lasts = np.array(starts, np.int64)[self._pulls], np.array(ends, np.int64)[self._pulls]
         inside = (rows.queue_offset >= firsts) & (rows.queue_offset < lasts)

@@ -308,6 +308,14 @@ def test_a_record_that_is_cut_off_is_refused(cut: int) -> None:
         running().messages([whole[:-cut]], [0], [9], 9)
 
 
+def test_a_record_that_reaches_into_the_next_answer_is_refused() -> None:
+    whole, cut = pulled(regular(2)).body, len(pulled(regular(1)).body) + 30
+    with pytest.raises(Irregular):
+        running().messages([whole[:cut], whole[cut:]], [0, 0], [9, 9], 9)
+    with pytest.raises(RemotingCommandException, match=r"the message at offset 1 cannot be read: .* 30 left"):
+        decode([Pulled(QUEUE, 0, 2, whole[:cut]), Pulled(QUEUE, 2, 9, whole[cut:])], SCHEMA)
+
+
 PIECES = st.sampled_from([b"\x01", b"\x02", b"a", b"KEYS", b"TAGS", "é".encode(), b"\xc3", b"\xa9", b"a\x01b\x02"])
 
 
