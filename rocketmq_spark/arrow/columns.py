@@ -176,13 +176,26 @@ def _offsets(array: pa.Array, dtype: type[np.int32] | type[np.int64]) -> Ints:
     return offsets
 
 
+def without_dictionary(array: pa.Array) -> pa.Array:
+    """Return `array` with the values in place of a dictionary and its indices."""
+    if not pa.types.is_dictionary(array.type):
+        return array
+    if _has_views(array.type.value_type):
+        # pyarrow decodes no dictionary of views.
+        array = pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(pa.large_binary()))
+    return array.dictionary_decode()
+
+
+def _has_views(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(arrow_type) or pa.types.is_binary_view(arrow_type))
+
+
 def _plain(array: pa.Array | None) -> pa.Array | None:
     """Return `array` without a dictionary and without views; None if every row is null."""
     if array is None or array.null_count == len(array):
         return None
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
+    array = without_dictionary(array)
+    if _has_views(array.type):
         array = array.cast(pa.large_binary())
     # Once more: a dictionary's own null values count as nulls only now.
     return None if array.null_count == len(array) else array

@@ -31,6 +31,7 @@ from rocketmq_spark.arrow.columns import (
     text_array,
     to_arrow,
     to_numpy,
+    without_dictionary,
 )
 from rocketmq_spark.arrow.encoders import join_keys, property_strings
 from rocketmq_spark.arrow.gather import Frame, Workspace, assemble, consecutive_decimals, hex_groups
@@ -238,8 +239,7 @@ def _texts(array: pa.Array) -> ByteColumn | None:
         items = list_column(array)
         # Empty lists count as null in every batch, because a retry may cut its batches elsewhere.
         return None if items is None else join_keys(items).without_empty()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = without_dictionary(array)
     if pa.types.is_timestamp(array.type):
         array = array.cast(pa.int64())
     if pa.types.is_integer(array.type) or pa.types.is_boolean(array.type):

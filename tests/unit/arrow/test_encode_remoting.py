@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.batcher import LINGER_S
+from rocketmq_spark.arrow.hashes import RowIds
 from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.errors import InvalidRowError, RouteNotFoundException, SchemaError
 from rocketmq_spark.model.hashes import consistent_hash
@@ -467,3 +468,22 @@ def test_rows_with_a_priority_or_a_lite_topic_are_single_messages() -> None:
     assert len({queue for _, queue in found[2:]}) == len(queues)
     in_turn = encode([batch], batch_options(topic="orders", queue_selector="roundRobin"))
     assert {queue for _, queue in in_turn} == {None}
+
+
+@pytest.mark.parametrize("of_columns", [("tags", "body"), None])
+def test_dictionaries_of_views_are_encoded_like_other_columns(of_columns: tuple[str, ...] | None) -> None:
+    def of(places: list[int | None], kind: pa.DataType) -> pa.Array:
+        dictionary = pa.array(["unused", "a", None, "b"], pa.string()).cast(kind)
+        return pa.DictionaryArray.from_arrays(pa.array(places, pa.int8()), dictionary)
+
+    def encoded(text: pa.DataType, binary: pa.DataType) -> list[tuple[MessageQueue | None, bytes]]:
+        columns = {name: of([1, 3, None, 2], text) for name in ("tags", "shardingKey")}
+        columns["keys"] = pa.ListArray.from_arrays([0, 2, 2, 3, 3], of([1, 3, 1], text))
+        rows = pa.record_batch({"body": of([3, 1, 3, 3], binary), "topic": of([1, 3, 1, 3], text), **columns})
+        settings = batch_options(row_id=of_columns or True)
+        return [
+            (queue, joined(batch))
+            for batch, queue in encode([rows], settings, row_ids=RowIds("write", -1, 0, of_columns))
+        ]
+
+    assert encoded(pa.string_view(), pa.binary_view()) == encoded(pa.string(), pa.binary())
