@@ -207,10 +207,15 @@ class _RowReader:
         block, limits = self._block, self._limits
         keys, tags = _text(block.keys, row), _text(self._tags, row)
         moved: dict[str, object] = {"topic": block.topic(row)}
-        if keys is not None and not (limits.takes(keys, _LONGEST_KEYS) and (limits.blank_keys or trim(keys))):
+        if keys is not None and not (
+            _is_utf8(block.keys, row) and limits.takes(keys, _LONGEST_KEYS) and (limits.blank_keys or trim(keys))
+        ):
             moved["keys"], keys = keys, None
         if tags is not None and not (
-            limits.takes(tags, _LONGEST_TAGS) and trim(tags) == tags != "" and "|" not in tags
+            _is_utf8(self._tags, row)
+            and limits.takes(tags, _LONGEST_TAGS)
+            and trim(tags) == tags != ""
+            and "|" not in tags
         ):
             moved["tags"], tags = tags, None
         for name, column in self._texts.items():
@@ -255,6 +260,11 @@ class _RowReader:
 
 def _text(column: ByteColumn | None, row: int) -> str | None:
     return None if column is None else column.text(row, "replace")
+
+
+def _is_utf8(column: ByteColumn | None, row: int) -> bool:
+    text = _text(column, row)
+    return column is None or text is None or text.encode() == column.value(row)
 
 
 def _size_of(entry: tuple[str, str]) -> int:

@@ -176,6 +176,17 @@ def test_dead_letter_over_grpc_has_no_control_character_or_blank_keys() -> None:
     }
 
 
+@pytest.mark.parametrize("over_grpc", [False, True])
+def test_keys_and_tags_of_a_dead_letter_are_those_of_the_row_or_move(over_grpc: bool) -> None:
+    row = {"keys": pa.array([b"k\xff"], pa.binary()), "tags": pa.array([b"t\xff"], pa.binary())}
+    _, properties = dead_letter(over_grpc=over_grpc, **row)
+    assert {"KEYS", "TAGS"}.isdisjoint(properties)
+    assert (properties["DEAD_LETTER_keys"], properties["DEAD_LETTER_tags"]) == ("k\ufffd", "t\ufffd")
+    # A row may hold the character that stands for other bytes.
+    _, properties = dead_letter(over_grpc=over_grpc, body=b"", keys="k\ufffd", tags="t\ufffd")
+    assert (properties["KEYS"], properties["TAGS"]) == ("k\ufffd", "t\ufffd")
+
+
 @pytest.mark.parametrize("tags", [None, "bad\ttag", "own"])
 @pytest.mark.parametrize("over_grpc", [False, True])
 def test_the_option_tags_takes_room_in_a_dead_letter(tags: str | None, over_grpc: bool) -> None:
