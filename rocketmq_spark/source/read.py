@@ -42,6 +42,7 @@ _ROWS: Final = 10_000
 _BYTES: Final = 4 * 1024 * 1024
 # Seconds from one warning of skipped messages to the next.
 _WARNING_INTERVAL: Final = 1.0
+_NONE: Final = np.empty(0, np.int64)
 _OFFSET: Final = arrow_schema_of(["queueOffset"]).field(0)
 
 
@@ -114,7 +115,7 @@ def decoded(
                 offsets.append(to_numpy(batch.column(_OFFSET.name)))
                 yield pa.RecordBatch.from_arrays(batch.columns[: len(schema)], schema=schema)
         # In most plain reads the offsets of rows prove that no message is missing, so answers need no check.
-        if tags is not None or not _are_of(group, offsets):
+        if tags is not None or not _have_each_offset(offsets, group):
             for pull in group:
                 if pull.contiguous:
                     for start, end in missing_offsets(pull):
@@ -123,15 +124,13 @@ def decoded(
     gaps.report()
 
 
-def _are_of(pulls: Sequence[Pulled], offsets: Sequence[Ints]) -> bool:
+def _have_each_offset(offsets: Sequence[Ints], pulls: Sequence[Pulled]) -> bool:
     """Return whether rows have each offset of pulls once, in order. A damaged queue may return a message twice."""
-    sizes = [pull.end - pull.start for pull in pulls]
-    # A pull without messages may have any number of offsets.
-    if sum(map(len, offsets)) != sum(sizes) or not offsets:
-        return not any(sizes)
-    ends = np.cumsum(sizes)
-    due = np.arange(ends[-1]) + np.repeat([pull.end for pull in pulls] - ends, sizes)
-    return np.array_equal(np.concatenate(offsets), due)
+    # First the numbers, because a pull without messages may have any number of offsets.
+    if sum(map(len, offsets)) != sum(pull.end - pull.start for pull in pulls):
+        return False
+    due = (np.arange(pull.start, pull.end) for pull in pulls)
+    return np.array_equal(np.concatenate([_NONE, *offsets]), np.concatenate([_NONE, *due]))
 
 
 def grouped(pulls: Iterable[Pulled], most_bytes: int, most_offsets: float = math.inf) -> Iterator[list[Pulled]]:
