@@ -59,11 +59,13 @@ demo: setup ## Write 336,776 flights to two real brokers and count them (TRANSPO
 
 .PHONY: test
 test: setup ## Run the whole test suite with real brokers (about 20 minutes on 2 cores)
-	@$(BIN)/python -m pytest tests -m "not bench" -q -n 4 --no-loadscope-reorder --durations=60 $(PYTEST_OPTIONS)
+	@$(BIN)/python -m pytest tests -m "not bench" -q --instafail -n 4 --no-loadscope-reorder \
+	  --durations=60 $(PYTEST_OPTIONS)
 
 .PHONY: test-faults
 test-faults: setup ## Run all tests but those of releases in their long form, and print the cost of each fault (hours)
-	@$(BIN)/python -m pytest tests -m "not bench" -q --full --ignore=tests/unit --ignore=tests/integration/releases
+	@$(BIN)/python -m pytest tests -m "not bench" -q --instafail --full \
+	  --ignore=tests/unit --ignore=tests/integration/releases
 
 .PHONY: unit
 unit: setup ## Run the unit tests (2.5 minutes on 2 cores, no network, no Spark)
