@@ -357,7 +357,11 @@ class Connection:
             return
         # An answer may arrive before the sending thread, which holds the lock, has noted the time of the write.
         with self._lock:
-            request = self._pending.pop(command.opaque, None)
+            request = self._pending.get(command.opaque)
+            if request is not None and request.written_at is None:
+                # As an acknowledgement it would lose rows. After a GO_AWAY two connections would write the request.
+                raise RemotingCommandException(f"opaque {command.opaque} is of a request that was not sent whole")
+            self._pending.pop(command.opaque, None)
             latency = 0.0 if request is None else request.latency(now)
         if request is None:
             logger.debug("%s: no request has opaque %d (code %d)", self.address, command.opaque, command.code)

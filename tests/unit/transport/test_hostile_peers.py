@@ -22,7 +22,7 @@ from rocketmq_spark.errors import (
 from rocketmq_spark.model.message import SendRequest, SendStatus
 from rocketmq_spark.model.send_result import TransactionCheck
 from rocketmq_spark.protocol.grpc._pb import service_pb2 as service
-from rocketmq_spark.protocol.remoting.codes import RequestCode
+from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import FLAG_ONEWAY, RemotingCommand
 from rocketmq_spark.testing.fake_proxy_messages import status
 from rocketmq_spark.transport.grpc.transport import GrpcTransport
@@ -107,6 +107,31 @@ def test_a_frame_of_2_gib_is_refused_as_soon_as_it_is_announced(
     assert type(outcome.error) is (RemotingCommandException if length > 2**31 - 1 else TooLongFrameException)
     assert "allowed are 4 to 16777212" in str(outcome.error)
     assert outcome.error.maybe_stored is True
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SUCCESS, ResponseCode.GO_AWAY])
+def test_answer_to_a_request_before_it_was_sent_acknowledges_nothing(
+    transport: RemotingTransport, request_to: RequestTo, collected: Any, code: int
+) -> None:
+    first, second = collected(), collected()
+
+    def early(session: Session) -> None:
+        # The rest of the first request fills the socket, so that no byte of the second one can follow.
+        session.read_bytes(100)
+        begun = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=1)
+        session.answer_send(begun, code)
+        session.wait_for_hangup()
+
+    with Peer(early) as peer:
+        transport.send(request_to(peer.address, bytes(14_000_000)), PATIENCE, first)
+        transport.send(request_to(peer.address), PATIENCE, second)
+        [broken], [unsent] = first.wait(1), second.wait(1)
+        assert len(peer.sessions) == 1
+    assert type(broken.error) is RemotingCommandException
+    assert "opaque 1 is of a request that was not sent whole" in str(broken.error)
+    assert broken.error.maybe_stored is True
+    assert type(unsent.error) is RemotingConnectException
+    assert unsent.error.maybe_stored is False
 
 
 def test_flood_of_server_requests_fills_no_memory(
