@@ -285,6 +285,8 @@ class IoLoop:
         self._sleeping_until = due
         wait = min(timeout, max(0.0, due - self.clock()))
         ready = self._selector.select(None if wait == math.inf else wait)
+        # An answer that arrives later, while this thread is delayed, is read in the next turn: it must still count.
+        now = self.clock()
         self._sleeping_until = -math.inf
         for key, mask in ready:
             if key.data is not None:
@@ -297,8 +299,6 @@ class IoLoop:
             self._woken = False
         self._look_at_all()
         self._finish_refused()
-        # After reading: an answer that arrived while this thread was delayed must still count.
-        now = self.clock()
         for connection in [adopted for adopted in self._adopted if adopted.due <= now]:
             self._guarded(connection, functools.partial(connection.sweep, now))
 

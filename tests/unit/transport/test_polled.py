@@ -116,6 +116,38 @@ def test_answer_received_between_polls_counts_before_its_timeout() -> None:
     assert outcomes[0].status is PullStatus.FOUND
 
 
+def test_answer_that_arrives_while_a_callback_delays_the_thread_counts() -> None:
+    delay, written, answered = 0.0, threading.Event(), threading.Event()
+    outcomes: list[PullOutcome] = []
+
+    def answer_late(session: Session) -> None:
+        answer_one(session)
+        request = session.read()
+        written.wait(PATIENCE)
+        session.answer(request, 0, {"nextBeginOffset": "1", "minOffset": "0", "maxOffset": "9"})
+        answered.set()
+        session.wait_for_hangup()
+
+    def delayed(outcome: PullOutcome) -> None:
+        nonlocal delay
+        written.set()
+        assert answered.wait(PATIENCE)
+        # As if this thread had waited for a processor.
+        delay = 10 * PATIENCE
+        outcomes.append(outcome)
+
+    with (
+        Peer(answer_late) as late,
+        Peer(answering) as peer,
+        RemotingTransport([], polled=True, clock=lambda: time.monotonic() + delay) as transport,
+    ):
+        transport.max_offset(QUEUE, late.address, PATIENCE)
+        transport.pull(PullRequest(TARGET, late.address, 0), PATIENCE, outcomes.append)
+        transport.pull(PullRequest(TARGET, peer.address, 0), PATIENCE, delayed)
+        poll_until(transport, outcomes, 2)
+    assert [outcome.status for outcome in outcomes] == [PullStatus.FOUND, PullStatus.FOUND]
+
+
 def test_answers_that_arrive_between_two_polls_do_not_time_out() -> None:
     """More bytes than one poll reads; a poll reads 2 MiB of a socket."""
     held_up, answered = 0.0, threading.Semaphore(0)
