@@ -215,7 +215,8 @@ class RequestClient:
         if command is not None and command.code == ResponseCode.GO_AWAY and request.send_again(self.clock()):
             logger.debug("%s: go away; %s is sent again over a new connection", address, request.name)
             try:
-                self.submit(address, request)
+                # With its signature: the provider could hold up this thread, and so all connections.
+                self.loop.submit(address, request)
                 return
             except errors.RocketMQError as exc:
                 error = errors.RemotingConnectException(

@@ -147,7 +147,18 @@ def test_send_without_credentials_fails_unsent_and_returns_its_permit(
         assert outcomes.wait(3)[-1].status is SendStatus.SEND_OK
 
 
-def test_request_resent_after_go_away_is_signed_again(
+class Counting:
+    """A provider that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def credentials(self) -> Credentials:
+        self.calls += 1
+        return CREDENTIALS
+
+
+def test_request_resent_after_go_away_keeps_its_signature(
     make_transport: Callable[..., RemotingTransport], request_to: Callable[..., SendRequest], outcomes: Any
 ) -> None:
     requests: list[RemotingCommand] = []
@@ -162,12 +173,15 @@ def test_request_resent_after_go_away_is_signed_again(
         session.answer_send(requests[-1])
         session.wait_for_hangup()
 
+    provider = Counting()
     with Peer(go_away, serve) as peer:
-        transport = make_transport(credentials=CREDENTIALS)
+        transport = make_transport(credentials=provider)
         transport.send(request_to(peer.address), PATIENCE, outcomes)
         assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
     assert [is_signed(request) for request in requests] == [True, True]
     assert requests[0].ext_fields == requests[1].ext_fields
+    # On the thread of all connections, a provider must not be asked: it may take half a minute.
+    assert provider.calls == 1
 
 
 def test_text_that_is_not_unicode_is_an_error_that_shows_no_secret(
