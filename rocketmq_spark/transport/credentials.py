@@ -163,7 +163,7 @@ class RefreshedCredentials:
         self._source = source
         self._clock = clock
         self._patience = patience
-        self._held = _Held(first, -math.inf if first is None else _due(first, clock()))
+        self._held = _Held(first, -math.inf if first is None else _due(first, clock()), clock())
         self._refused_at = -math.inf
         # The start of the call that returned the held credentials, `time.monotonic`.
         self._answered = -math.inf
@@ -175,7 +175,8 @@ class RefreshedCredentials:
     def credentials(self) -> Credentials:
         """Return valid credentials; CredentialsError if none are held and the provider returns none."""
         held, now = self._held, self._clock()
-        if held.credentials is not None and now < min(held.due, _end(held.credentials)):
+        # After the clock was set back, `due` may be years away.
+        if held.credentials is not None and held.since <= now < min(held.due, _end(held.credentials)):
             return held.credentials
         query = self._asked()
         if held.credentials is not None and held.signs(now):
@@ -195,9 +196,9 @@ class RefreshedCredentials:
         if os.getpid() != self._pid:
             self._reset()
         with self._lock:
-            held = self._held
+            held, now = self._held, self._clock()
             if held.credentials is credentials and not held.refused:
-                self._refused_at = max(self._clock(), self._refused_at + _REFUSED_AGAIN)
+                self._refused_at = max(now, min(self._refused_at, now) + _REFUSED_AGAIN)
                 self._held = held._replace(due=min(held.due, self._refused_at), refused=True)
 
     def _reset(self) -> None:
@@ -238,11 +239,11 @@ class RefreshedCredentials:
                 self._asking = None
             if fresh is None:
                 if newest:
-                    self._held = self._held._replace(due=now + _AGAIN)
+                    self._held = self._held._replace(due=now + _AGAIN, since=now)
             elif question.at >= self._answered:
                 # The result of a hung call may arrive after that of a newer call.
                 self._answered = question.at
-                self._held = _Held(fresh, _due(fresh, now))
+                self._held = _Held(fresh, _due(fresh, now), now)
             held = self._held
         if fresh is not None:
             question.answer.set_result(fresh)
@@ -278,10 +279,14 @@ class RefreshedCredentials:
 
 
 class _Held(NamedTuple):
-    """The held credentials, when to refresh them, and whether a server rejected them; replaced as a whole."""
+    """The held credentials, when to refresh them, and whether a server rejected them; replaced as a whole.
+
+    `since` is the time of the clock that set `due`.
+    """
 
     credentials: Credentials | None
     due: float
+    since: float
     refused: bool = False
 
     def signs(self, now: float) -> bool:

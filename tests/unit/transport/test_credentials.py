@@ -491,6 +491,28 @@ def test_failed_refresh_of_rejected_credentials_raises_without_a_log(
     assert caplog.records == []
 
 
+def test_credentials_are_fetched_again_after_the_clock_was_set_back(source: Source) -> None:
+    held = held_of(source)
+    source.now = 1_000_000.0
+    assert held.credentials().access_key == "user-1"
+    source.now = 0.0
+    wait_for(lambda: held.credentials().access_key == "user-2", PATIENCE)
+    source.now = 3299.0
+    assert held.credentials().access_key == "user-2"
+
+
+def test_rejected_credentials_are_fetched_after_the_clock_was_set_back(source: Source) -> None:
+    held = held_of(source)
+    source.now = 1_000_000.0
+    held.refused(held.credentials())
+    assert held.credentials().access_key == "user-2"
+    source.now = 0.0
+    wait_for(lambda: held.credentials().access_key == "user-3", PATIENCE)
+    held.refused(held.credentials())
+    source.now = 1.0
+    assert held.credentials().access_key == "user-4"
+
+
 @pytest.mark.parametrize("late", [Credentials("late", HUSH), OSError("the vault was sealed")], ids=["user", "error"])
 def test_late_answer_does_not_replace_a_newer_one_and_is_not_logged(
     caplog: pytest.LogCaptureFixture, late: Credentials | Exception
