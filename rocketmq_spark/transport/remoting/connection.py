@@ -259,11 +259,12 @@ class Connection:
         silence: float | None = None
         with self._lock:
             cut = self._out.remove_overdue(now)
+            # A pending request with a longer timeout keeps the connection open.
+            longest = max((pending.timeout for pending in self._pending.values() if pending.due > now), default=0.0)
             for request in [pending for pending in self._pending.values() if pending.due <= now]:
                 del self._pending[request.opaque]
                 nothing_came = request.written_at is not None and request.arrivals == self._arrivals
-                if nothing_came and all(other.timeout <= request.timeout for other in self._pending.values()):
-                    # A pending request with a longer timeout keeps the connection open.
+                if nothing_came and longest <= request.timeout:
                     silence = round(request.timeout, 3)
                 error = request.overdue(self.address, len(self._pending), connecting=self.state is State.CONNECTING)
                 completions.append((request, Answer(None, error, request.latency(now))))

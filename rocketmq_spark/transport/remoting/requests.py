@@ -215,8 +215,11 @@ class Outbound(deque[Request]):
 
     def remove_overdue(self, now: float) -> bool:
         """Remove overdue requests without written bytes; return whether the first request began, and is overdue."""
-        for request in [request for request in self if not request.started and request.due <= now]:
-            self.remove(request)
+        kept = [request for request in self if request.started or request.due > now]
+        if len(kept) < len(self):
+            # All at once: a suspended process may find 65,535 requests overdue.
+            self.clear()
+            self.extend(kept)
         return bool(self) and self[0].started and self[0].write_by <= now
 
     def advance(self, sent: int) -> list[Request]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,41 @@ def test_long_request_is_written_at_once_unless_others_wait(
     assert lengths(stream) == [[1], [20_000]]
     connection.on_attention(1.0)
     assert lengths(stream) == [[1], [20_000], [2, 20_001]]
+
+
+class Counted(Request):
+    """A request that counts how often anything of such requests is read or compared."""
+
+    uses = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        Counted.uses += 1
+        return super().__getattribute__(name)
+
+    def __eq__(self, other: object) -> bool:
+        Counted.uses += 1
+        return self is other
+
+    __hash__ = Request.__hash__
+
+
+def test_time_for_many_unanswered_requests_is_linear(connection: Connection) -> None:
+    for _ in range(1_000):
+        connection.submit(Counted(310, {}, (b"x",), 3.0))
+    connection.on_attention(1.0)
+    Counted.uses = 0
+    assert len(connection.sweep(10.0)) == 1_000
+    assert Counted.uses < 100_000
+
+
+def test_time_for_many_unsent_requests_is_linear(blocked: Connection) -> None:
+    blocked.submit(Request(310, {}, (bytes(20_000),), 60.0))
+    for timeout in (60.0, 3.0):
+        for _ in range(500):
+            blocked.submit(Counted(310, {}, (b"x",), timeout, deadline=1.0 + timeout))
+    Counted.uses = 0
+    assert len(blocked.sweep(10.0)) == 500
+    assert Counted.uses < 100_000
 
 
 class Slow:
