@@ -160,6 +160,12 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def broker_vip_channel(address: str) -> str:
-    """Return a broker's second address: the port two below (docs/internals/producer.md#vip-port)."""
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) - 2}"
+    """Return a broker's second address: the port two below (docs/internals/producer.md#vip-port).
+
+    An invalid address is returned unchanged, because the error of the connect names it.
+    """
+    try:
+        _, port = parse_address(address)
+    except ValueError:
+        return address
+    return f"{address.rpartition(':')[0]}:{port - 2}"

@@ -11,7 +11,7 @@ import pytest
 from rocketmq_spark.errors import RemotingConnectException, RouteNotFoundException
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue, SendRequest
-from rocketmq_spark.model.route import TopicRouteData, broker_vip_channel
+from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData, broker_vip_channel
 from rocketmq_spark.options.sink import SinkOptions
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
@@ -126,6 +126,13 @@ def test_the_vip_channel_is_the_port_two_below_and_off_by_default() -> None:
     assert broker_vip_channel("[::1]:10911") == "[::1]:10909"
     assert write({"T": route({"a": 1})}, vip_channel_enabled=True)[0][0].address == "a:10909"
     assert write({"T": route({"a": 1})})[0][0].address == "a:10911"
+
+
+@pytest.mark.parametrize("address", ["broker-without-port", "a:", "a:b", ""])
+def test_the_vip_channel_of_an_invalid_address_is_left_to_the_connect(address: str) -> None:
+    assert broker_vip_channel(address) == address
+    invalid = TopicRouteData((QueueData("a", 1, 1, 6),), (BrokerData("a", {0: address}),))
+    assert write({"T": invalid}, vip_channel_enabled=True)[0][0].address == address
 
 
 def fixed(routes: dict[str, TopicRouteData], **options: Any) -> tuple[BatchSender, ScriptedTransport]:
