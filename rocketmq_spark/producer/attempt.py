@@ -206,7 +206,7 @@ class SendAttempt:
     def send(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> SendResult:
         """Send and wait for the answer; raises the error of the outcome, and as `prepare` and `Deadline.require`."""
         deadline = Deadline(seconds, self.runtime.clock)
-        attempt = self.prepare(message, queue, CommunicationMode.SYNC)
+        attempt = self.prepare(message, queue, CommunicationMode.SYNC, deadline)
         try:
             result = message.result_of(self._outcome(attempt, deadline))
         except (errors.RemotingException, errors.MQBrokerException, KeyboardInterrupt) as exc:
@@ -218,7 +218,7 @@ class SendAttempt:
     def send_oneway(self, message: EncodedMessage, queue: MessageQueue, seconds: float) -> None:
         """Send, and return once the socket has taken the last byte; raises as `send`, but waits for no answer."""
         deadline = Deadline(seconds, self.runtime.clock)
-        attempt = self.prepare(message, queue, CommunicationMode.ONEWAY)
+        attempt = self.prepare(message, queue, CommunicationMode.ONEWAY, deadline)
         try:
             self.instance.transport.send_oneway(attempt.request, deadline.require(str(attempt)))
         except (errors.RemotingException, KeyboardInterrupt) as exc:
@@ -226,10 +226,13 @@ class SendAttempt:
             raise
         self.hooks.after(attempt.context)
 
-    def prepare(self, encoded: EncodedMessage, queue: MessageQueue, mode: CommunicationMode) -> PreparedAttempt:
+    def prepare(
+        self, encoded: EncodedMessage, queue: MessageQueue, mode: CommunicationMode, deadline: Deadline
+    ) -> PreparedAttempt:
         """Find the broker, call the hooks, make the request; raises as `broker_address` and a check-forbidden hook."""
         options, message = self.options, encoded.message
-        address = broker_address(self.instance.routes, queue)
+        longest = min(options.connection.mq_client_api_timeout / 1000, max(deadline.left, 0.0))
+        address = broker_address(self.instance.routes, queue, longest)
         if options.vip_channel_enabled:
             address = broker_vip_channel(address)
         self.hooks.check_forbidden(
@@ -286,11 +289,11 @@ class SendAttempt:
             raise errors.RemotingTimeoutException(error) from None
 
 
-def broker_address(routes: RouteCache, queue: MessageQueue) -> str:
+def broker_address(routes: RouteCache, queue: MessageQueue, timeout: float = API_TIMEOUT) -> str:
     """Return ``host:port`` of a queue's master, after a lookup if needed; raises ``MQClientException`` without one."""
     address = routes.master_of(queue.broker_name)
     if address is None:
-        routes.look_up(queue.topic, API_TIMEOUT)
+        routes.look_up(queue.topic, timeout)
         address = routes.master_of(queue.broker_name)
     if address is None:
         raise errors.MQClientException(

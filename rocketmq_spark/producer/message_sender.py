@@ -163,7 +163,7 @@ class MessageSender:
                 reselect = None if choice else partial(self._reselect, encoded.message.topic)
 
                 def attempt(queue: MessageQueue, _left: float) -> None:
-                    prepared = self._attempt.prepare(encoded, queue, CommunicationMode.ASYNC)
+                    prepared = self._attempt.prepare(encoded, queue, CommunicationMode.ASYNC, deadline)
                     AsyncSend(self._attempt, prepared, deadline, reselect, future.finish).start()
 
                 self._run(self._loop_once, encoded, choice, deadline, attempt)

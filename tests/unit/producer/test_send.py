@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,12 +17,14 @@ from rocketmq_spark.errors import (
     RemotingTimeoutException,
     RemotingTooMuchRequestException,
     RequestNotSupportedException,
+    RouteNotFoundException,
 )
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.producer import Producer
 from rocketmq_spark.routing.connect import new_transport
 from rocketmq_spark.testing import Reply
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
+from tests.support.peer import address_of
 from tests.support.scripted import ScriptedTransport, route
 
 Make = Callable[..., Producer]
@@ -44,6 +47,15 @@ def test_message_is_stored_and_the_result_names_its_place(producer: Producer, tr
     assert (result.status, result.msg_id) == (SendStatus.SEND_OK, message.unique_id)
     assert result.message_queue in transport.stored
     assert (result.queue_offset, result.region_id, result.trace_on) == (0, "DefaultRegion", True)
+
+
+@pytest.mark.parametrize("queue", [None, MessageQueue("T", "a", 0)])
+def test_lookup_takes_at_most_the_time_of_the_send(make_producer: Make, queue: MessageQueue | None) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        producer = make_producer(transport=None, name_server=address_of(silent), send_msg_timeout=200)
+        producer.start()
+        with pytest.raises(RouteNotFoundException, match=r"no answer within 0\.(1|2)"):
+            producer.send(MESSAGE, queue=queue)
 
 
 def test_unique_id_is_the_same_on_every_attempt(producer: Producer, transport: ScriptedTransport) -> None:
