@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import zlib
@@ -21,8 +22,9 @@ from rocketmq_spark.errors import (
 )
 from rocketmq_spark.model.message import Message, MessageQueue, SendStatus
 from rocketmq_spark.producer.producer import Producer
+from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.routing.connect import new_transport
-from rocketmq_spark.testing import Reply
+from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.peer import address_of
 from tests.support.scripted import ScriptedTransport, route
@@ -361,3 +363,13 @@ def test_namespace_of_the_name_server_is_part_of_topic_and_group() -> None:
         wrapped = [transport.namespace.wrap(name) for name in ("T", "pg")]
         assert wrapped == ["MQ_INST_1_a%T", "MQ_INST_1_a%pg"]
         assert [transport.namespace.unwrap(name) for name in wrapped] == ["T", "pg"]
+
+
+@pytest.mark.parametrize("flag", [1, 0])
+def test_message_with_a_wrong_flag_does_not_change_the_flag_of_later_ones(flag: int) -> None:
+    with FakeCluster(["a"], topics={"T": 1}) as cluster, Producer("pg", name_server=cluster.name_server) as producer:
+        with contextlib.suppress(MQClientException):
+            producer.send(Message("T", b"x", flag=bool(flag)))
+        producer.send(Message("T", b"x", flag=flag))
+        sent = [request for request in cluster.brokers["a"].requests if request.code == RequestCode.SEND_MESSAGE_V2]
+    assert sent[-1].ext_fields["h"] == str(flag)
