@@ -219,12 +219,13 @@ class RouteCache:
             if unless_ok and cached is not None and cached.ok:
                 return False
             info = self._fetch(topic, timeout)
-            if cached is not None and cached.route == info.route and cached.ok and cached.template == info.template:
-                return False
             # A name server that does not know the topic does not remove its cached route.
             if cached is not None and info.template and not cached.template:
                 return False
+            # Also if this route is unchanged: an older route of another topic may have set other addresses.
             self._broker_addrs.update({broker.broker_name: broker.broker_addrs for broker in info.route.broker_datas})
+            if cached is not None and cached.route == info.route and cached.ok and cached.template == info.template:
+                return False
             self._infos[topic] = info
             if info.ok:
                 self._once_ok.add(topic)

@@ -57,6 +57,18 @@ def test_cached_route_causes_no_request() -> None:
     assert server.asked == ["T"]
 
 
+def test_newest_route_sets_the_addresses_of_its_brokers_also_if_unchanged() -> None:
+    server = NameServer(T=route(data("a"), a="h:1"), U=route(data("a"), a="h:1"))
+    routes = cache(server)
+    routes.look_up("T", 1.0)
+    # The broker moves, moves back, and topic U is deleted meanwhile.
+    server.routes["U"] = route(data("a"), a="h:2")
+    routes.look_up("U", 1.0)
+    assert routes.master_of("a") == "h:2"
+    assert routes.refresh("T", 1.0) is False
+    assert routes.master_of("a") == "h:1"
+
+
 def test_unknown_topic_falls_back_to_the_template() -> None:
     server = NameServer(TBW102=route(data("a", 8, 8, 7), a="h:1"))
     info = cache(server).look_up("T", 1.0)
