@@ -139,6 +139,11 @@ class TopicRouteData:
         return html_table(headings, rows, notes=notes, empty="No broker has the topic.")
 
 
+def in_order(broker_ids: Iterable[int]) -> list[int]:
+    """Return a broker's ids: the master's, those of slaves, last -1, which a DLedger broker has before an election."""
+    return sorted(broker_ids, key=lambda broker_id: (broker_id < MASTER_ID, broker_id))
+
+
 def masters_of(brokers: Iterable[BrokerData]) -> dict[str, str]:
     """Return the addresses of the existing masters, by broker name."""
     return {broker.broker_name: broker.master for broker in brokers if broker.master}

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeGuard
 
 from rocketmq_spark import errors
-from rocketmq_spark.model.route import TopicRouteData
+from rocketmq_spark.model.route import TopicRouteData, in_order
 from rocketmq_spark.protocol.remoting.responses import TopicConfig
 from rocketmq_spark.transport.base import Admin, Configs
 from rocketmq_spark.transport.parallel import in_parallel
@@ -196,7 +196,7 @@ def _brokers_with_queues(route: TopicRouteData) -> dict[str, str]:
     """Return the address of each broker that has queues: its master, or its first slave if it has no master."""
     names = {data.broker_name for data in route.queue_datas}
     return {
-        broker.broker_name: broker.broker_addrs[min(broker.broker_addrs)]
+        broker.broker_name: broker.broker_addrs[in_order(broker.broker_addrs)[0]]
         for broker in route.broker_datas
         if broker.broker_addrs and broker.broker_name in names
     }

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rocketmq_spark.errors import RocketMQError, RouteNotFoundException
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.model.route import MASTER_ID, TopicRouteData
+from rocketmq_spark.model.route import MASTER_ID, TopicRouteData, in_order
 from rocketmq_spark.source.topic_routes import TopicRoutes
 
 logger = logging.getLogger("rocketmq_spark.source")
@@ -63,7 +63,7 @@ class BrokerChoice:
             if master is None:
                 silent = self._master_failed(queue, addresses, now)
             if silent is None or (trusted and master is not None and now - silent.since < self._patience):
-                return addresses[min(addresses)]
+                return addresses[in_order(addresses)[0]]
             if trusted and now - silent.since < self._patience:
                 raise RouteNotFoundException(
                     f"reading {queue}: the master of {queue.broker_name} is in no route. The read trusts the offsets "
@@ -140,10 +140,10 @@ class BrokerChoice:
 
 
 def _addresses(queue: MessageQueue, route: TopicRouteData) -> Mapping[int, str]:
-    """Return the addresses of a queue's broker by their ids; the master's id is the lowest."""
+    """Return the addresses of a queue's broker by their ids."""
     named = (broker.broker_addrs for broker in route.broker_datas if broker.broker_name == queue.broker_name)
     return next(filter(None, named), {})
 
 
 def _by_turns(addresses: Mapping[int, str], silent: _SilentMaster) -> str:
-    return addresses[sorted(addresses)[silent.turn % len(addresses)]]
+    return addresses[in_order(addresses)[silent.turn % len(addresses)]]

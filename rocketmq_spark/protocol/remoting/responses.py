@@ -123,7 +123,7 @@ _STRING_OR_KEY: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|([{,]\s*)(-?[0-9]
 # Of a broker, a cluster, an address. A DNS name has 253 characters at most.
 _LONGEST: Final = 512
 
-_BROKER_ID: Final = re.compile(r"[0-9]{1,19}")
+_BROKER_ID: Final = re.compile(r"-?[0-9]{1,19}")
 
 # A frame of 16 MiB has room for 5 million empty names. 200,000 names of 25 characters have 6 MB.
 _MAX_NAMES: Final = 200_000

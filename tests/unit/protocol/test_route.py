@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketmq_spark.errors import RemotingCommandException
+from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.route import BrokerData, QueueData, TopicRouteData
 from rocketmq_spark.protocol.remoting.responses import decode_topic_route, loads_lenient
+from rocketmq_spark.routing.route_cache import publish_info_of
 from tests.support.strategies import encode_route, fastjson, routes
 from tests.vectors import load
 
@@ -117,6 +119,18 @@ def test_optional_keys_default() -> None:
         b'"brokerDatas":[{"brokerName":"a","brokerAddrs":{"1":"h:1"},"cluster":null}],"topicQueueMappingByBroker":{}}'
     )
     assert decode_topic_route(body) == TopicRouteData((QueueData("a", 1, 2, 4),), (BrokerData("a", {1: "h:1"}),))
+
+
+def test_broker_without_a_role_does_not_spoil_the_route_of_the_others() -> None:
+    # A DLedger broker of 5.x whose group has no leader registers with this id.
+    body = (
+        b'{"queueDatas":[{"brokerName":"a","readQueueNums":1,"writeQueueNums":1,"perm":6},'
+        b'{"brokerName":"b","readQueueNums":1,"writeQueueNums":1,"perm":6}],'
+        b'"brokerDatas":[{"brokerName":"a","brokerAddrs":{"0":"h:1"}},{"brokerName":"b","brokerAddrs":{-1:"h:2"}}]}'
+    )
+    route = decode_topic_route(body)
+    assert route.broker_datas == (BrokerData("a", {0: "h:1"}), BrokerData("b", {-1: "h:2"}))
+    assert publish_info_of("T", route).queues == (MessageQueue("T", "a", 0),)
 
 
 @pytest.mark.parametrize(

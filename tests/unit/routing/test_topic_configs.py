@@ -77,7 +77,8 @@ def test_broker_without_the_topic_is_not_listed() -> None:
 
 
 def test_slave_is_queried_only_if_its_broker_has_no_master() -> None:
-    brokers = route({"a": {0: "master", 1: "slave"}, "b": {2: "only"}, "c": {}, "d": {0: "idle"}}, without_queues="d")
+    ids: dict[str, dict[int, str]] = {"a": {0: "master", 1: "slave", -1: "no role"}, "b": {2: "only"}, "c": {}}
+    brokers = route({**ids, "d": {0: "idle"}}, without_queues="d")
     cache = TopicConfigCache(Brokers({"master": PLAIN, "only": COMPACTED}), lambda: 0.0)
     assert cache.look_up({"T": brokers})["T"] == TopicConfigs({"a": PLAIN, "b": COMPACTED}, {})
 

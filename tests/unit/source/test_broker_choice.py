@@ -31,6 +31,17 @@ def test_master_is_used_first_and_slaves_after_failures(make_reader: Make) -> No
     assert reader.queues.brokers.address(B0) == "b:10911"
 
 
+def test_broker_without_a_role_is_asked_after_master_and_slaves(make_reader: Make) -> None:
+    reader = make_reader()
+    reader.addresses("a", {-1: "no-role:1", 0: "master:1", 2: "slave:1"})
+    reader.queues.look_up()
+    asked: list[str] = []
+    for _ in range(3):
+        asked.append(reader.queues.brokers.address(A0))
+        reader.queues.brokers.failed(A0, asked[-1])
+    assert asked == ["master:1", "slave:1", "no-role:1"]
+
+
 def test_slave_is_used_while_there_is_no_master(make_reader: Make) -> None:
     reader = make_reader()
     reader.addresses("a", {1: "slave:1"})
