@@ -235,23 +235,24 @@ class IoLoop:
     def _start(self) -> None:
         if self._selector is not None:
             return
-        self._selector = self._runtime.selector()
-        self._waker, self._wakee = self._runtime.socketpair()
-        self._waker.setblocking(False)
-        self._wakee.setblocking(False)
-        self._selector.register(self._wakee, selectors.EVENT_READ)
-        self._scratch = memoryview(bytearray(_RECEIVE_BUFFER))
-        if self.polled:
-            self._poller = self._runtime.current_thread()
-            return
         try:
-            self._thread = self._runtime.start(self._run, "rocketmq-spark-transport")
-        except RuntimeError as exc:
+            self._selector = self._runtime.selector()
+            self._waker, self._wakee = self._runtime.socketpair()
+            self._waker.setblocking(False)
+            self._wakee.setblocking(False)
+            self._selector.register(self._wakee, selectors.EVENT_READ)
+            self._scratch = memoryview(bytearray(_RECEIVE_BUFFER))
+            if self.polled:
+                self._poller = self._runtime.current_thread()
+            else:
+                self._thread = self._runtime.start(self._run, "rocketmq-spark-transport")
+        except (OSError, RuntimeError) as exc:
             self._release()
             # The next request then starts the thread again, instead of waiting forever.
             self._selector = None
             text = f"starting the transport's thread failed: {exc}"
-            raise RocketMQError(f"{text}; raise the process limits (ulimit -u, the container's pids)") from exc
+            limits = "ulimit -n, ulimit -u, the container's pids"
+            raise RocketMQError(f"{text}; raise the process limits ({limits})") from exc
 
     def _attend(self, connection: Connection) -> None:
         self._attention.append(connection)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
@@ -243,6 +245,31 @@ def test_forked_child_is_rejected_and_does_not_affect_the_parent() -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("child 0\nsessions 1\n", "")
+
+
+@pytest.mark.parametrize("polled", [False, True])
+def test_transport_works_after_a_start_without_free_descriptors(
+    request_to: RequestTo, outcomes: Any, *, polled: bool
+) -> None:
+    class Full(Runtime):
+        full = True
+
+        def socketpair(self) -> tuple[socket.socket, socket.socket]:
+            if self.full:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().socketpair()
+
+    runtime = Full()
+    with Peer(Session.serve) as peer, RemotingTransport([], runtime=runtime, polled=polled) as transport:
+        for _ in range(2):
+            with pytest.raises(RocketMQError, match=r"transport's thread failed: .*Too many open files.*ulimit -n"):
+                transport.send(request_to(peer.address), PATIENCE, outcomes)
+        assert outcomes == []
+        runtime.full = False
+        transport.send(request_to(peer.address), PATIENCE, outcomes)
+        while polled and not outcomes:
+            transport.poll(1.0)
+        assert outcomes.wait(1)[0].status is SendStatus.SEND_OK
 
 
 def test_request_fails_each_time_while_the_thread_can_not_start(request_to: RequestTo, outcomes: Any) -> None:
