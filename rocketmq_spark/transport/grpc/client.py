@@ -127,7 +127,11 @@ class GrpcClient:
             # Without credentials, a channel or a permit this call fails; the next one may succeed.
             self.refuse(exc, on_answer)
             return
-        number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, signed_by))
+        try:
+            number = self._register(_Flight(endpoint, doing, on_answer, self._clock(), permit, signed_by))
+        except BaseException:
+            permit.release()
+            raise
         try:
             started = self._with_thread(functools.partial(call.future, request, timeout, metadata))
             if started is None:
@@ -237,14 +241,21 @@ class GrpcClient:
         number = next(self._numbers)
         with self._lock:
             self._check()
-            self._flights[number] = flight
             self._start_thread()
+            self._flights[number] = flight
         return number
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="rocketmq-spark-grpc", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as exc:
+                text = f"starting the transport's thread failed: {exc}"
+                limits = "ulimit -u, the container's pids"
+                raise errors.RocketMQError(f"{text}; raise the process limits ({limits})") from exc
+            # Only a thread that runs: the next call starts it again, instead of waiting forever.
+            self._thread = thread
 
     def _run(self) -> None:
         try:

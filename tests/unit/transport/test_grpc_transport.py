@@ -350,6 +350,23 @@ def test_send_beyond_the_limit_fails_at_once_and_permits_return(proxy: FakeProxy
         assert [one.status for one in seam.send(*[single("orders", b"three")] * 2)] == [SendStatus.SEND_OK] * 2
 
 
+def test_send_succeeds_after_one_that_could_start_no_thread(proxy: FakeProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with transport_to(proxy.address, client_async_semaphore_value=1) as transport:
+        seam, outcomes = Grpc(transport, proxy, None), Outcomes()
+        request = seam.request(single("orders", b"one"))
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", none_left)
+            for _ in range(2):
+                with pytest.raises(RocketMQError, match=r"thread failed: can't start new thread; raise the process"):
+                    transport.send(request, PATIENCE, outcomes)
+        transport.send(request, PATIENCE, outcomes)
+        assert [outcome.status for outcome in outcomes.wait(1)] == [SendStatus.SEND_OK]
+    assert len(outcomes) == 1
+
+
 @pytest.mark.parametrize("limit", [0, -1])
 def test_limit_of_zero_or_less_is_rejected(limit: int) -> None:
     with pytest.raises(OptionError, match="clientAsyncSemaphoreValue"):
