@@ -310,6 +310,13 @@ class Connection:
         except OSError as exc:
             self._failure = exc
             return []
+        except BaseException:
+            # Such as Ctrl+C. Bytes that may have been sent must not be sent again.
+            for request in self._out:
+                request.started = True
+            self._failure = ConnectionAbortedError("the write was interrupted")
+            self._attend(self)
+            raise
         done: list[Request] = []
         sealed = isinstance(self._stream, TlsStream) and self._stream.unsent
         written = self._out.advance(sent)

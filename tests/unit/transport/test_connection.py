@@ -79,6 +79,28 @@ def test_long_request_is_written_at_once_unless_others_wait(
     assert lengths(stream) == [[1], [20_000], [2, 20_001]]
 
 
+class Interrupted(Stream):
+    """A socket that has taken the bytes when the user presses Ctrl+C."""
+
+    def sendmsg(self, pieces: Sequence[bytes]) -> int:
+        super().sendmsg(pieces)
+        raise KeyboardInterrupt
+
+
+def test_interrupted_write_closes_the_connection_and_is_not_repeated(
+    connection: Connection, attended: list[Connection]
+) -> None:
+    stream = connection._stream = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        connection.submit(request(20_000))
+    assert attended == [connection]
+    [(_, answer)] = connection.on_attention(1.0)
+    assert answer.error is not None
+    assert answer.error.maybe_stored
+    assert connection.state is State.CLOSED
+    assert lengths(stream) == [[20_000]]
+
+
 class Counted(Request):
     """A request that counts how often anything of such requests is read or compared."""
 
