@@ -113,7 +113,9 @@ class Chunk:
         bodies = self.block.body.slice(self.start, self.stop)
         if self.compressed is None or self.compressed.valid is None:
             return [bodies], bodies.sizes
-        plain = replace(bodies, valid=~self.compressed.valid)
+        is_plain = ~self.compressed.valid
+        # Bytes under a null body belong to no row.
+        plain = replace(bodies, valid=is_plain if bodies.valid is None else is_plain & bodies.valid)
         return [plain, self.compressed], plain.sizes + self.compressed.sizes
 
 

@@ -13,6 +13,7 @@ from rocketmq_spark.arrow.invalid_rows import InvalidRows
 from rocketmq_spark.arrow.split import KeyCheck
 from rocketmq_spark.arrow.validate import rows_without_key
 from rocketmq_spark.errors import InvalidRowError
+from rocketmq_spark.protocol.compression import CompressionType, decompress
 from rocketmq_spark.protocol.remoting.records import decode_batch
 from tests.support.encoding import batch_options, encode, joined, new_batcher
 
@@ -143,6 +144,19 @@ def test_rows_without_a_body_delete_keys_of_compaction_topics_only(check: Any, a
     assert [one.rows.tolist() for one in invalid] == [[3, 4]]
     with pytest.raises(InvalidRowError, match=r"row 3 .*body is null"):
         encode([rows], batch_options(), check_keys=check({"plain": False, "compact": True}))
+
+
+def test_a_deletion_has_no_body_if_bytes_lie_under_its_null(check: Any) -> None:
+    masked, long = b"masked", b"z" * 5000
+    bodies = pa.array([masked, long])
+    hidden = pa.Array.from_buffers(pa.binary(), 2, [pa.py_buffer(b"\x02"), *bodies.buffers()[1:]])
+    assert hidden.to_pylist() == [None, long]
+    rows = pa.RecordBatch.from_pydict({"body": hidden, "keys": ["a", "b"]})
+    settings = batch_options(topic="orders", compress_type=CompressionType.ZLIB)
+    sent = encode([rows], settings, check_keys=check({"orders": True}))
+    bodies_of = {message.keys: message.body for ready, _ in sent for message in decode_batch(joined(ready))}
+    assert bodies_of["a"] == b""
+    assert decompress(bodies_of["b"], CompressionType.ZLIB.sys_flag) == long
 
 
 def test_rows_without_a_body_are_invalid_where_they_cannot_be_in_a_batch(check: Any) -> None:
