@@ -195,7 +195,10 @@ class _Elements:
     def write(self, offsets: Ints, data: Octets, at: int) -> None:
         """Write where each element starts, counted from `at`, and the bytes of all of them."""
         if isinstance(self.source, ByteColumn):
-            np.add(self.source.offsets[:-1], at - int(self.source.offsets[0]), out=offsets, casting="unsafe")
+            of_source = self.source.offsets
+            # In the wider type of the two: numpy would add offsets of 32 bits without the bits beyond.
+            wide = np.promote_types(of_source.dtype, offsets.dtype)
+            np.add(of_source[:-1], at - int(of_source[0]), out=offsets, dtype=wide, casting="unsafe")
             data[:] = self.source.span
             return
         width = len(self.source)

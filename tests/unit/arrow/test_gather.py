@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketmq_spark.arrow.columns import ByteColumn, byte_column
-from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, assemble, consecutive_decimals
+from rocketmq_spark.arrow.gather import Choice, Frame, Part, Workspace, _Elements, assemble, consecutive_decimals
 
 
 def column(*values: bytes | None) -> ByteColumn:
@@ -64,6 +64,16 @@ def test_a_slice_of_a_column_is_read_from_its_own_start() -> None:
 def test_sizes_beyond_32_bits_use_64_bit_offsets() -> None:
     # The argument replaces the limit of 2 GiB, which a unit test does not allocate.
     assert bytes(assemble(PARTS, 3, len(WHOLE), workspace=Workspace(int32_end=8))) == WHOLE
+
+
+def test_a_column_with_32_bit_offsets_may_lie_beyond_two_gib() -> None:
+    # `assemble` would have to allocate the 2 GiB before the column.
+    values, data = column(b"ab", b"c", b"d"), np.empty(4, np.uint8)
+    for at in (2**31 - 3, 2**31, 2**32):
+        offsets = np.empty(3, np.int64)
+        _Elements(3, 4, values).write(offsets, data, at)
+        assert offsets.tolist() == [at, at + 2, at + 3]
+        assert data.tobytes() == b"abcd"
 
 
 def test_reused_workspace_does_not_change_earlier_results() -> None:
