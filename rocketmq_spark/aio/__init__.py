@@ -149,7 +149,9 @@ class Producer:
         self._batches.send_alone(members, waiter, send)
         return waiter
 
-    async def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
+    async def send_arrow(
+        self, data: ArrowData, topic: str | None = None, **options: str | int | bool | None
+    ) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches, in a thread; see `rocketmq_spark.Producer.send_arrow`.
 
         If the task is cancelled, no more record batches are read. The ``CancelledError`` comes when the requests in

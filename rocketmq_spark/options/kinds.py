@@ -376,6 +376,11 @@ def parse_environment(
     }
 
 
+def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of options with Python values. None means not given, as for the properties of a producer."""
+    return {name: option_text(value) for name, value in options.items() if value is not None}
+
+
 def option_text(value: Any) -> str:
     """Return an option's Python value as text, as ``DataFrameWriter.option`` writes it."""
     if isinstance(value, bool):

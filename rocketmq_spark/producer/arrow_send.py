@@ -18,7 +18,7 @@ from rocketmq_spark.arrow.schema import own_types
 from rocketmq_spark.deliveries.base import OpenInstance, PartitionTask, TaskResults, delivery_of
 from rocketmq_spark.errors import OptionError
 from rocketmq_spark.metrics import Recorder, WriteSummary, merge_into
-from rocketmq_spark.options.kinds import option_text
+from rocketmq_spark.options.kinds import option_texts
 from rocketmq_spark.options.parsing import parse_sink_options
 from rocketmq_spark.options.producer import ProducerOptions
 from rocketmq_spark.options.sink import SINK_OPTIONS, SinkOptions
@@ -31,7 +31,7 @@ ArrowData: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Itera
 
 
 def sink_options(
-    producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str | int | bool]
+    producer: ProducerOptions, group: str, topic: str | None, options: Mapping[str, str | int | bool | None]
 ) -> SinkOptions:
     """Return the options of a write: the producer's properties, and `options` of this write."""
     properties = {**producer.values(), "producer_group": group}
@@ -40,7 +40,7 @@ def sink_options(
     misplaced = sorted(name for name in options if name.lower() in shared_names)
     if misplaced:
         raise OptionError(f"options {', '.join(misplaced)} belong to the producer: pass them to Producer(...) instead")
-    texts = {name: option_text(value) for name, value in options.items()}
+    texts = option_texts(options)
     texts["endpoints" if producer.over_grpc else "nameServer"] = ";".join(producer.connection.route_servers)
     if topic is not None:
         texts["topic"] = topic
@@ -61,7 +61,7 @@ def record_batches(data: ArrowData) -> Iterable[pa.RecordBatch]:
 def send_arrow(
     data: ArrowData,
     topic: str | None,
-    options: Mapping[str, str | int | bool],
+    options: Mapping[str, str | int | bool | None],
     producer: ProducerOptions,
     group: str,
     instance: ClientInstance,

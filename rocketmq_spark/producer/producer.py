@@ -245,13 +245,14 @@ class Producer:
         assert transactions is not None
         return transactions.run(message, executor, arg)
 
-    def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool) -> WriteSummary:
+    def send_arrow(self, data: ArrowData, topic: str | None = None, **options: str | int | bool | None) -> WriteSummary:
         """Send the rows of an Arrow table or of record batches; return when every row is stored and acknowledged.
 
-        Columns, `options` (such as ``batchBytes="64k"``), batches and retries are those of a DataFrame's write, at
-        least once. `data` is a table, a batch, a reader, or an iterable of batches. Required is the column ``body``,
-        and ``topic`` without the argument `topic`. The summary has rows, retries and latencies per broker. With
-        ``delivery="effectivelyOnce"``, a call with the ``writeId`` of a failed one sends the rows that are missing.
+        Columns, `options` (such as ``batchBytes="64k"``; None means not given), batches and retries are those of a
+        DataFrame's write, at least once. `data` is a table, a batch, a reader, or an iterable of batches. Required is
+        the column ``body``, and ``topic`` without the argument `topic`. The summary has rows, retries and latencies per
+        broker. With ``delivery="effectivelyOnce"``, a call with the ``writeId`` of a failed one sends the rows that are
+        missing.
 
         ``SchemaError`` and ``OptionError`` are raised before anything is sent. After ``InvalidRowError`` and
         ``DeliveryError`` some rows are not stored; the error accounts for all of them.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rocketmq_spark.arrow.read_columns import UNREADABLE, arrow_schema_of, column_names
 from rocketmq_spark.errors import SchemaError
-from rocketmq_spark.options.kinds import option_text
+from rocketmq_spark.options.kinds import option_texts
 from rocketmq_spark.options.parsing import parse_source_options
 from rocketmq_spark.options.source import SourceOptions, option_warnings
 from rocketmq_spark.source.plan import plan_read
@@ -24,21 +24,21 @@ logger = logging.getLogger("rocketmq_spark.source")
 
 
 def read_arrow(
-    topic: str | None = None, *, columns: Sequence[str] | None = None, **options: str | int | bool
+    topic: str | None = None, *, columns: Sequence[str] | None = None, **options: str | int | bool | None
 ) -> pa.RecordBatchReader:
     """Read topics from the oldest message to the newest one, as record batches of about 10,000 rows.
 
-    `options` are those of ``spark.read``, such as ``nameServer``, ``startingOffsets`` and ``subExpression``. `columns`
-    are the columns to read, by default all; fewer columns take less time. With ``onUnreadable="raw"`` the column
-    ``unreadable`` is added. The end of the read is fixed at the call. Each read of the same offsets returns the
-    same rows in the same order.
+    `options` are those of ``spark.read``, such as ``nameServer``, ``startingOffsets`` and ``subExpression``; None
+    means not given. `columns` are the columns to read, by default all; fewer columns take less time. With
+    ``onUnreadable="raw"`` the column ``unreadable`` is added. The end of the read is fixed at the call. Each read of
+    the same offsets returns the same rows in the same order.
 
     Raises an OptionError, a SchemaError for an unknown column, and the errors of ``spark.read``: those of the plan at
     the call, those of the read at the next record batch.
 
     >>> table = rocketmq_spark.read_arrow("orders", nameServer="127.0.0.1:9876").read_all()  # doctest: +SKIP
     """
-    texts = {name: option_text(value) for name, value in options.items()}
+    texts = option_texts(options)
     if topic is not None:
         texts["path"] = topic
     parsed = parse_source_options(texts, os.environ, streaming=False)

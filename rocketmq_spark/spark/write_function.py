@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketmq_spark.metrics import WriteSummary
-from rocketmq_spark.options.kinds import option_text
+from rocketmq_spark.options.kinds import option_texts
 from rocketmq_spark.spark.spark_api import SessionFacts, arrow_schema
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ _SQL: Final = {"str": "string", "int": "int", "bool": "boolean", "bytes": "binar
 _ARROW: Final = {"str": "string", "int": "int32", "bool": "bool_", "bytes": "binary"}
 
 
-def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
+def write(frame: DataFrame, **options: str | int | bool | None) -> WriteSummary:
     """Write a DataFrame, and return what its tasks have measured, when every row is stored and acknowledged.
 
     `options` and columns are those of ``df.write.format("rocketmq")``, and so are the guarantee and the errors, which
-    Spark wraps if they come from a task. Needs no `register`. On Spark Connect the option ``maxRatePerSecond`` needs
-    ``maxRateTasks``.
+    Spark wraps if they come from a task. An option of None is not given. Needs no `register`. On Spark Connect the
+    option ``maxRatePerSecond`` needs ``maxRateTasks``.
 
     >>> written = rocketmq_spark.write(df, nameServer="127.0.0.1:9876", topic="orders")  # doctest: +SKIP
     >>> written.show()  # doctest: +SKIP
@@ -46,13 +46,15 @@ def write(frame: DataFrame, **options: str | int | bool) -> WriteSummary:
     return _write(frame, options)
 
 
-def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: int | None = None) -> WriteSummary:
+def _write(
+    frame: DataFrame, options: Mapping[str, str | int | bool | None], batch_id: int | None = None
+) -> WriteSummary:
     """Write a DataFrame; `batch_id` is the micro-batch that it is, None for other writes."""
     from rocketmq_spark.spark.interrupts import cancelled_by_interrupt
     from rocketmq_spark.spark.planning import plan_batch_write
     from rocketmq_spark.spark.report import report_cause, summarise
 
-    texts = {name: option_text(value) for name, value in options.items()}
+    texts = option_texts(options)
     session = SessionFacts.of(frame.sparkSession)
     writer = plan_batch_write(texts, arrow_schema(frame.schema), session, logger.warning, batch_id)
     try:
@@ -72,7 +74,7 @@ def _write(frame: DataFrame, options: Mapping[str, str | int | bool], batch_id: 
     return summarise(messages)
 
 
-def foreach_batch(**options: str | int | bool) -> Callable[[DataFrame, int], None]:
+def foreach_batch(**options: str | int | bool | None) -> Callable[[DataFrame, int], None]:
     """Return a function for ``writeStream.foreachBatch`` that writes each micro-batch with `write`.
 
     With ``delivery=effectivelyOnce`` or ``exactlyOnce`` a repeated micro-batch is written once, also by other threads

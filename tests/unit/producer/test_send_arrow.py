@@ -74,6 +74,15 @@ def test_rows_of_small_record_batches_are_sent_before_the_next_one(
     assert seen == [20, 40, 60]
 
 
+def test_an_option_of_none_is_not_given(producer: Producer, transport: ScriptedTransport) -> None:
+    table = pa.table({"body": ["x", None]})
+    producer.send_arrow(table, "T", tags=None, transactionalId=None, rowId=None, onError="skip", deadLetterTopic=None)
+    ((message,),) = transport.stored.values()
+    assert (message.body, message.tags) == (b"x", None)
+    with pytest.raises(OptionError, match="requires the option deadLetterTopic"):
+        producer.send_arrow(table, "T", onError="deadLetter", deadLetterTopic=None)
+
+
 def test_an_ordered_write_needs_a_topic_that_exists(producer: Producer, transport: ScriptedTransport) -> None:
     transport.routes["TBW102"] = route({"a": 4})
     with pytest.raises(RouteNotFoundException, match="topic new for an ordered write: the topic does not exist"):

@@ -41,6 +41,11 @@ def test_all_messages_are_read_with_the_columns_of_spark(cluster: FakeCluster) -
     assert (last["topic"], last["tags"]) == ("orders", None)
 
 
+def test_an_option_of_none_is_not_given(cluster: FakeCluster) -> None:
+    server: Any = {"nameServer": cluster.name_server}
+    assert read_arrow("orders", **server, subExpression=None, endingOffsets=None).read_all().num_rows == 301
+
+
 def test_brokers_that_one_name_server_lacks_are_read() -> None:
     with FakeCluster(brokers=2, name_servers=2, topics={"orders": 1}) as fake:
         with Producer("feed", name_server=fake.name_server) as producer:

@@ -12,7 +12,7 @@ from pyspark.sql.types import StringType, StructType
 
 from rocketmq_spark import foreach_batch, write
 from rocketmq_spark.deliveries.log.delivery import forget_logs
-from rocketmq_spark.errors import DeliveryError, OptionError
+from rocketmq_spark.errors import DeliveryError, OptionError, SchemaError
 from rocketmq_spark.routing.client_instance import registry
 from rocketmq_spark.testing import FakeCluster
 from tests.support.sessions import ConnectSession, Frame, Session
@@ -46,6 +46,14 @@ def test_write_stores_each_partition_and_returns_its_figures(cluster: FakeCluste
     assert stored(cluster) == ["a", "b", "c"]
     assert written.to_dict()["broker-0"]["rows"] == 3
     assert len(written.keys()) == 1
+
+
+def test_an_option_of_none_is_not_given(cluster: FakeCluster) -> None:
+    write(frame_of([rows("a")]), nameServer=cluster.name_server, topic="orders", tags=None)
+    foreach_batch(nameServer=cluster.name_server, topic="orders", tags=None)(frame_of([rows("b")]), 0)
+    assert [message.tags for message in cluster.messages("orders")] == [None, None]
+    with pytest.raises(SchemaError, match="topic option required"):
+        write(frame_of([rows("a")]), nameServer=cluster.name_server, topic=None)
 
 
 def test_write_of_a_frame_without_partitions_succeeds_with_no_rows(cluster: FakeCluster) -> None:
