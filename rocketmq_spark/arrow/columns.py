@@ -190,6 +190,25 @@ def _has_views(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_string_view(arrow_type) or pa.types.is_binary_view(arrow_type))
 
 
+def filtered(array: pa.Array, keep: pa.Array) -> pa.Array:
+    """Return the rows of `array` for which `keep` is true. Views become large strings: pyarrow filters no views."""
+    plain = _without_views(array.type)
+    return (array if plain == array.type else array.cast(plain)).filter(keep)
+
+
+def _without_views(arrow_type: pa.DataType) -> pa.DataType:
+    """Return the type of a column of a write with large strings and binaries in place of views."""
+    if _has_views(arrow_type):
+        return pa.large_string() if pa.types.is_string_view(arrow_type) else pa.large_binary()
+    if pa.types.is_map(arrow_type):
+        return pa.map_(_without_views(arrow_type.key_type), _without_views(arrow_type.item_type))
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_without_views(arrow_type.value_type))
+    if pa.types.is_large_list(arrow_type):
+        return pa.large_list(_without_views(arrow_type.value_type))
+    return arrow_type
+
+
 def _plain(array: pa.Array | None) -> pa.Array | None:
     """Return `array` without a dictionary and without views; None if every row is null."""
     if array is None or array.null_count == len(array):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rocketmq_spark.arrow.columns import Ints, Mask, to_arrow
+from rocketmq_spark.arrow.columns import Ints, Mask, filtered, to_arrow
 from rocketmq_spark.arrow.hashes import string_hashes
 from rocketmq_spark.arrow.model import MessageBlock, Rule, Violation
 from rocketmq_spark.arrow.validate import NO_BODY, NO_TOPIC, rows_without_key, violations
@@ -238,9 +238,15 @@ def _slots_by_choice(
     for code, topic_queues in enumerate(queues):
         of_topic = block.of_topic(code, bound)
         if of_topic.any():
-            rows = batch if of_topic.all() else batch.filter(to_arrow(of_topic))
-            slots[of_topic] = custom.select(topic_queues, rows) + 1
+            slots[of_topic] = custom.select(topic_queues, _rows_of(batch, of_topic)) + 1
     return slots
+
+
+def _rows_of(batch: pa.RecordBatch, mask: Mask) -> pa.RecordBatch:
+    if mask.all():
+        return batch
+    keep = to_arrow(mask)
+    return pa.RecordBatch.from_arrays([filtered(column, keep) for column in batch.columns], batch.schema.names)
 
 
 def _slots_by_column(

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from rocketmq_spark.arrow.batch_source import BatchSource
 from rocketmq_spark.arrow.batcher import ArrowBatcher, GrpcBatcher, RemotingBatcher
-from rocketmq_spark.arrow.columns import distinct_texts
+from rocketmq_spark.arrow.columns import distinct_texts, filtered
 from rocketmq_spark.arrow.dead_letter import DeadLetterBatcher, DeadLetters
 from rocketmq_spark.arrow.encoders import MessageIds, UniqueIds
 from rocketmq_spark.arrow.hashes import RowIds
@@ -214,7 +214,7 @@ def _delayed_topics(rows: pa.RecordBatch, options: SinkOptions) -> set[str]:
     for name in timers(rows.schema):
         delayed = pc.is_valid(rows[name])
         if options.topic is None:
-            topics.update(distinct_texts(rows["topic"].filter(delayed)))
+            topics.update(distinct_texts(filtered(rows["topic"], delayed)))
         elif pc.any(delayed).as_py():
             topics.add(options.topic)
     # Other rows are invalid.

@@ -75,6 +75,30 @@ def test_custom_selector_chooses_queues_once_per_topic() -> None:
     assert custom._selector.calls == [("orders", 4), ("refunds", 1)] * 2  # type: ignore[attr-defined]
 
 
+def test_custom_selector_gets_the_rows_of_views() -> None:
+    text, data = pa.string_view(), pa.binary_view()
+    offsets = pa.array([0, 1, 3, 4], pa.int32())
+    values = pa.array(["u", "v", "w", "a-text-of-more-than-12-bytes"]).cast(text)
+    batch = batch_of(
+        body=pa.array([b"a", b"b", b"c"]).cast(data),
+        topic=pa.array(["orders", "refunds", "orders"]).cast(text),
+        keys=pa.ListArray.from_arrays(offsets, values),
+        properties=pa.MapArray.from_arrays(offsets, pa.array(["k", "k", "l", "k"]), values),
+        flag=pa.array([1, 2, None]),
+    )
+    seen = []
+
+    class Seen(CustomSelector):
+        def select(self, queues: Sequence[MessageQueue], rows: pa.RecordBatch) -> Any:
+            seen.append(rows.to_pylist())
+            return super().select(queues, rows)
+
+    done = encode([batch], batch_options(), custom=Seen(f"{HERE}:ByFlag"))
+    assert seen == [batch.slice(0, 1).to_pylist() + batch.slice(2, 1).to_pylist(), batch.slice(1, 1).to_pylist()]
+    places = {item.body: queue for one, queue in done for item in decode_batch(joined(one))}
+    assert places == {b"a": queues_of("orders")[1], b"b": queues_of("refunds")[2], b"c": None}
+
+
 @pytest.mark.parametrize("answer", [[0, None], np.array([0, -1], np.int8), pa.chunked_array([[0], [None]])])
 def test_any_array_of_integers_is_accepted(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Answers, "answer", answer)

@@ -74,6 +74,13 @@ def test_rows_of_small_record_batches_are_sent_before_the_next_one(
     assert seen == [20, 40, 60]
 
 
+def test_topics_of_delayed_rows_may_be_views(producer: Producer, transport: ScriptedTransport) -> None:
+    topics = pa.array(["T", "T"]).cast(pa.string_view())
+    producer.send_arrow(pa.table({"body": ["x", "y"], "topic": topics, "delayMs": [1000, None]}))
+    delays = {message.body: message.delay_ms for messages in transport.stored.values() for message in messages}
+    assert delays == {b"x": 1000, b"y": 0}
+
+
 def test_an_option_of_none_is_not_given(producer: Producer, transport: ScriptedTransport) -> None:
     table = pa.table({"body": ["x", None]})
     producer.send_arrow(table, "T", tags=None, transactionalId=None, rowId=None, onError="skip", deadLetterTopic=None)
