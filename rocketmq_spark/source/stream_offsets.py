@@ -8,6 +8,7 @@ query may wait for every broker. Follows ``KafkaMicroBatchStream.scala``.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -16,6 +17,7 @@ from rocketmq_spark.errors import ReadError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.model.message_ext import PullStatus
 from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.protocol.remoting.records import first_queue_offset
 from rocketmq_spark.source.group_offsets import GroupOffsets
 from rocketmq_spark.source.last_messages import LastMessages, MicroBatch
 from rocketmq_spark.source.offset_resolver import OffsetResolver, Offsets
@@ -56,6 +58,8 @@ class StreamOffsets:
         # Since when no broker has answered for a queue, and for how many tries.
         self._silent: dict[MessageQueue, tuple[float, int]] = {}
         self._reported_gone: set[MessageQueue] = set()
+        # Of the messages sampled last. Unknown, it is infinite: no answer must not turn the limit off.
+        self._mean_size = math.inf
         self._group = GroupOffsets(self.requests, client_id)
         # Detects messages that were replaced after the query had read them.
         self.last_messages = LastMessages(self._resolver)
@@ -73,20 +77,28 @@ class StreamOffsets:
         """Return about how many bytes the messages between these offsets have in the brokers' logs, at least 1.
 
         It pulls the next messages of at most `_SAMPLED` queues, those with the most messages. Other queues, and those
-        whose brokers do not answer, count with the mean size of the sampled messages.
+        whose brokers do not answer, count with the mean size of the newest sample. Without one the result is infinite.
         """
         waiting = {queue: ends[queue] - starts[queue] for queue in ends if ends[queue] > starts[queue]}
         sampled = sorted(waiting, key=lambda queue: -waiting[queue])[:_SAMPLED]
 
         def pull(queue: MessageQueue, address: str, _: float) -> tuple[int, int]:
-            outcome = self.requests.pull(queue, starts[queue], address, _SAMPLE)
-            messages = outcome.next_begin_offset - starts[queue] if outcome.status is PullStatus.FOUND else 0
-            return len(outcome.body), messages
+            offset = starts[queue]
+            while True:
+                outcome = self.requests.pull(queue, offset, address, _SAMPLE)
+                if outcome.status is PullStatus.FOUND:
+                    first = max(offset, first_queue_offset(outcome.body) or 0)
+                    return len(outcome.body), outcome.next_begin_offset - first
+                if outcome.status is PullStatus.NO_NEW_MSG or outcome.next_begin_offset <= offset:
+                    return 0, 0
+                # The messages before this offset have expired.
+                offset = outcome.next_begin_offset
 
         answers, _ = self.requests.once(sampled, pull)
         sizes = {queue: nbytes / messages for queue, ((nbytes, messages), _) in answers.items() if messages > 0}
-        mean = sum(sizes.values()) / len(sizes) if sizes else 0.0
-        return max(1.0, sum(messages * sizes.get(queue, mean) for queue, messages in waiting.items()))
+        if sizes:
+            self._mean_size = sum(sizes.values()) / len(sizes)
+        return max(1.0, sum(messages * sizes.get(queue, self._mean_size) for queue, messages in waiting.items()))
 
     def target(self) -> Offsets:
         """Return where Trigger.AvailableNow stops; without ``failOnDataLoss`` only for brokers that answer."""

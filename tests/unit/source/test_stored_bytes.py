@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,4 +60,18 @@ def test_queues_of_a_silent_broker_count_with_the_mean(cluster: FakeCluster) -> 
         alone = offsets.stored_bytes({SMALL: 0}, {SMALL: COUNT})
         cluster.brokers["c"].paused = True
         assert offsets.stored_bytes({SMALL: 0, SILENT: 0}, {SMALL: COUNT, SILENT: COUNT}) == pytest.approx(2 * alone)
-        assert offsets.stored_bytes({SILENT: 0}, {SILENT: COUNT}) == 1
+        assert offsets.stored_bytes({SILENT: 0}, {SILENT: COUNT}) == pytest.approx(alone)
+
+
+def test_size_of_messages_is_infinite_before_the_first_sample(cluster: FakeCluster) -> None:
+    with offsets_of(cluster) as offsets:
+        cluster.brokers["c"].paused = True
+        assert offsets.stored_bytes({SILENT: 0}, {SILENT: COUNT}) == math.inf
+
+
+@pytest.mark.parametrize("deleted", ["expired", "removed"])
+def test_sample_begins_with_the_first_message_that_is_left(cluster: FakeCluster, deleted: str) -> None:
+    with offsets_of(cluster) as offsets:
+        whole = offsets.stored_bytes({BIG: 0}, {BIG: COUNT})
+        getattr(cluster.brokers["a"].storage.store, deleted)[BIG] = COUNT - 10
+        assert offsets.stored_bytes({BIG: 0}, {BIG: COUNT}) == pytest.approx(whole, rel=0.1)

@@ -659,6 +659,19 @@ def test_message_above_the_limit_of_bytes_is_read(stream: Stream) -> None:
         assert flat(query.latestOffset(start, query.getDefaultReadLimit())) == {Q0: 1}
 
 
+@NEEDS_LIMITS
+@pytest.mark.parametrize("fault", ["messages expired", "no answer"])
+def test_limit_of_bytes_stays_without_a_sample_of_the_next_message(stream: Stream, fault: str) -> None:
+    stream.put(Q0, 1000)
+    with stream.query(max_bytes_per_trigger=2000, fail_on_data_loss=False) as query:
+        limit, start = query.getDefaultReadLimit(), query.initialOffset()
+        if fault == "no answer":
+            stream.lose_answer(RequestCode.PULL_MESSAGE)
+        else:
+            stream.expire(Q0, 500)
+        assert flat(query.latestOffset(start, limit))[Q0] < 50
+
+
 def test_offset_reached_again_has_the_store_time_of_its_message(stream: Stream) -> None:
     stream.put(Q0, 1, at=1.0)
     with stream.query(fail_on_data_loss=False) as query:
