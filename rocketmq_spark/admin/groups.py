@@ -151,9 +151,17 @@ def resetting(options: SourceOptions, to: str | int | datetime) -> SourceOptions
         example = "2026-11-28T10:00:00+01:00, or ms since 1970"
         raise OptionError(f"resetting offsets to {to!r}: allowed are earliest, latest, a time ({example}), or offsets")
     try:
-        return replace(options, starting_offsets=parse_start(str(to)))
+        spec = parse_start(str(to))
     except ValueError as exc:
         raise OptionError(f"resetting offsets to {to!r}: {exc}") from exc
+    others = [queue for queue, _ in spec.offsets if queue.topic not in options.subscribe]
+    # A write may have stored rows in several topics.
+    if others and (not spec.receipt or len(others) == len(spec.offsets)):
+        raise OptionError(
+            f"resetting offsets of topic {', '.join(options.subscribe)}: the given offsets have {others[0]}, which is "
+            "of another topic: give offsets of this topic"
+        )
+    return replace(options, starting_offsets=spec)
 
 
 def reset_offsets(

@@ -34,9 +34,22 @@ def test_offsets_are_not_reset_on_a_slave() -> None:
         ("committed", "allowed are earliest, latest, a time .*, or offsets"),
         (True, "allowed are earliest, latest, a time .*, or offsets"),
         ("{", "not valid JSON"),
+        ('{"orders": {"a": {"0": 1}}, "payments": {"a": {"0": 2}}}', "payments/a/0, which is of another topic"),
+        (
+            '{"a": {"queues": {"payments": {"0": {"first_offset": 2, "last_offset": 3}}}}}',
+            "topic orders: the given offsets have payments/a/0, which is of another topic",
+        ),
         (datetime(2026, 11, 30, 8), r"to 2026-11-30T08:00:00: give a time zone, as in 2026-11-30T08:00:00\+00:00"),
     ],
 )
 def test_error_of_a_wrong_place_to_reset_to_names_the_right_ones(to: str | bool | datetime, advice: str) -> None:
     with pytest.raises(OptionError, match=advice):
         resetting(SourceOptions.of(subscribe=("orders",)), to)
+
+
+def test_receipt_of_several_topics_resets_one_of_them() -> None:
+    span = '{"0": {"first_offset": 2, "last_offset": 3}}'
+    options = resetting(
+        SourceOptions.of(subscribe=("orders",)), f'{{"a": {{"queues": {{"b": {span}, "orders": {span}}}}}}}'
+    )
+    assert options.reads(MessageQueue("orders", "a", 0))
