@@ -43,7 +43,7 @@ class ReadColumn:
     value: Callable[[MessageQueue, MessageExt], Any]
     # The value for a message that cannot be read. None: `value` of its decoded part, or null if that lacks it.
     of_unreadable: Callable[[MessageQueue, Unreadable], Any] | None = None
-    nullable: bool = False  # A message may lack it
+    nullable: bool = False  # A message may lack it, or have a value that does not fit
     property: str = ""  # The message property that has the value
 
 
@@ -73,8 +73,8 @@ _COLUMNS: Final = (
     # As MessageClientExt.getMsgId
     ReadColumn("msgId", _TEXT, lambda _, message: message.unique_id or message.offset_msg_id, property=UNIQ_KEY),
     ReadColumn("offsetMsgId", _TEXT, lambda _, message: message.offset_msg_id),
-    ReadColumn("bornTimestamp", _TIME, lambda _, message: _instant(message.born_timestamp)),
-    ReadColumn("storeTimestamp", _TIME, lambda _, message: _instant(message.store_timestamp)),
+    ReadColumn("bornTimestamp", _TIME, lambda _, message: _instant(message.born_timestamp), nullable=True),
+    ReadColumn("storeTimestamp", _TIME, lambda _, message: _instant(message.store_timestamp), nullable=True),
     ReadColumn("bornHost", _TEXT, lambda _, message: message.born_host),
     ReadColumn("reconsumeTimes", _INT, lambda _, message: message.reconsume_times),
 )

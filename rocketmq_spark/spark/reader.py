@@ -108,7 +108,8 @@ def _check_columns(schema: StructType, *, raw: bool) -> None:
             )
         if column.nullable and not field.nullable:
             raise SchemaError(
-                f"schema: column {field.name} may be null, because messages may lack it; make it nullable"
+                f"schema: column {field.name} may be null, because messages may lack it, or have a time that does not "
+                "fit; make it nullable"
             )
         if raw and not field.nullable and column.of_unreadable is None:
             raise SchemaError(

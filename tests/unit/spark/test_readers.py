@@ -61,6 +61,14 @@ def test_columns_that_a_raw_read_can_null_must_be_nullable() -> None:
         RocketMQBatchReader(RAW, known.add("bornHost", "string", nullable=False))
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"), [("tags", "string"), ("bornTimestamp", "timestamp"), ("storeTimestamp", "timestamp")]
+)
+def test_columns_that_any_read_can_null_must_be_nullable(name: str, kind: str) -> None:
+    with pytest.raises(SchemaError, match=f"column {name} may be null"):
+        RocketMQBatchReader(SourceOptions(), StructType().add(name, kind, nullable=False))
+
+
 Q0, Q1 = (MessageQueue("t", "a", number) for number in (0, 1))
 
 
