@@ -249,22 +249,24 @@ def test_closed_stream_is_opened_again_with_its_settings(seam: Grpc, caplog: pyt
 
 def test_unreachable_endpoint_is_logged_once_and_used_when_it_starts(caplog: pytest.LogCaptureFixture) -> None:
     address = refused_address()
+
+    def complaints() -> list[str]:
+        records = [record for record in caplog.records if record.levelno == logging.WARNING]
+        return [record.message for record in records if address in record.message]
+
     with (
         running_proxy(TOPICS) as proxy,
         GrpcTransport([proxy.address, address], client_id="t", reopen_after=AT_ONCE) as transport,
     ):
         transport.on_check_transaction = Outcomes()
         half(Grpc(transport, proxy, None))
-        wait_for(lambda: bool(proxy.client_settings))
+        wait_for(lambda: bool(proxy.client_settings) and bool(complaints()))
         with running_proxy(TOPICS, address=address) as late:
             wait_for(lambda: bool(late.client_settings))
             late.hang_up_streams()
             wait_for(lambda: len(late.client_settings) == 2)
-    complaints = [
-        record for record in caplog.records if record.levelno == logging.WARNING and address in record.message
-    ]
     # One opening until the proxy came, one after it closed the stream, and perhaps one more after its end.
-    assert ["UNAVAILABLE" in record.message for record in complaints[:2]] == [True, False]
+    assert ["UNAVAILABLE" in message for message in complaints()[:2]] == [True, False]
 
 
 def test_stream_with_insecure_skip_verify_waits_for_a_late_proxy(authority: Authority) -> None:
