@@ -39,6 +39,7 @@ from rocketmq_spark.transport.remoting.requests import (
     Request,
     broken,
     next_opaque,
+    take_overdue,
 )
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
 from rocketmq_spark.transport.tls import Secure, TlsStream
@@ -256,20 +257,13 @@ class Connection:
         if self.state is State.CONNECTING:
             self._dial.step(now)
             completions = self._after_dial(now)
-        silence: float | None = None
         with self._lock:
             cut = self._out.remove_overdue(now)
-            # A pending request with a longer timeout keeps the connection open.
-            longest = max((pending.timeout for pending in self._pending.values() if pending.due > now), default=0.0)
-            for request in [pending for pending in self._pending.values() if pending.due <= now]:
-                del self._pending[request.opaque]
-                nothing_came = request.written_at is not None and request.arrivals == self._arrivals
-                if nothing_came and longest <= request.timeout:
-                    silence = round(request.timeout, 3)
-                error = request.overdue(self.address, len(self._pending), connecting=self.state is State.CONNECTING)
-                completions.append((request, Answer(None, error, request.latency(now))))
+            connecting = self.state is State.CONNECTING
+            ended, silence = take_overdue(self._pending, now, self._arrivals, self.address, connecting=connecting)
+            completions += ended
             # A started request must be written to its end, or the stream is corrupt.
-            stuck = self.state is not State.CONNECTING and bool(self._out) and (cut or now >= self._stuck_at())
+            stuck = not connecting and bool(self._out) and (cut or now >= self._stuck_at())
             self.due = self._next_due()
         if stuck:
             reason, cause = f"the server accepted no byte for {now - self._last_progress:.1f} s", "write stalled"

@@ -188,6 +188,25 @@ def next_opaque(last: int, in_flight: Container[int]) -> int:
             return last
 
 
+def take_overdue(
+    pending: dict[int, Request], now: float, arrivals: int, address: str, *, connecting: bool
+) -> tuple[list[Completion], float | None]:
+    """Remove the overdue requests; return them with their errors, and for how long the server has sent nothing.
+
+    This time is None if bytes came, or if a pending request with a longer timeout keeps the connection open.
+    """
+    longest = max((request.timeout for request in pending.values() if request.due > now), default=0.0)
+    completions: list[Completion] = []
+    silence: float | None = None
+    for request in [request for request in pending.values() if request.due <= now]:
+        del pending[request.opaque]
+        if request.written_at is not None and request.arrivals == arrivals and longest <= request.timeout:
+            silence = round(request.timeout, 3)
+        error = request.overdue(address, len(pending), connecting=connecting)
+        completions.append((request, Answer(None, error, request.latency(now))))
+    return completions, silence
+
+
 class Outbound(deque[Request]):
     """Encoded requests that are not written to their last byte, oldest first."""
 
