@@ -113,11 +113,12 @@ def test_a_frame_of_2_gib_is_refused_as_soon_as_it_is_announced(
 def test_answer_to_a_request_before_it_was_sent_acknowledges_nothing(
     transport: RemotingTransport, request_to: RequestTo, collected: Any, code: int
 ) -> None:
-    first, second = collected(), collected()
+    first, second, queued = collected(), collected(), threading.Event()
 
     def early(session: Session) -> None:
         # The rest of the first request fills the socket, so that no byte of the second one can follow.
         session.read_bytes(100)
+        queued.wait(PATIENCE)
         begun = RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=1)
         session.answer_send(begun, code)
         session.wait_for_hangup()
@@ -125,6 +126,7 @@ def test_answer_to_a_request_before_it_was_sent_acknowledges_nothing(
     with Peer(early) as peer:
         transport.send(request_to(peer.address, bytes(14_000_000)), PATIENCE, first)
         transport.send(request_to(peer.address), PATIENCE, second)
+        queued.set()
         [broken], [unsent] = first.wait(1), second.wait(1)
         assert len(peer.sessions) == 1
     assert type(broken.error) is RemotingCommandException
