@@ -130,7 +130,13 @@ class Producer:
         if loop is None or _running_loop() is not loop:
             loop = self._running_loop()
         waiter = Waiter(loop=loop)
-        if queue is None and selector is None and timeout_ms is None and self._batches.join(loop, message, waiter):
+        shared = queue is None and selector is None and timeout_ms is None
+        try:
+            shared = shared and self._batches.join(loop, message, waiter)
+        except (AttributeError, TypeError):
+            # A value of the message has a wrong type. The producer refuses it alone.
+            shared = False
+        if shared:
             return waiter
         send = partial(self._blocking.send_async, message, queue, selector=selector, arg=arg, timeout_ms=timeout_ms)
         self._batches.send_alone([message], waiter, send)

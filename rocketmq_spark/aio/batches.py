@@ -369,8 +369,12 @@ class Batches:
 
 def _size(message: Message) -> int:
     """Return about the bytes of a message in a batch. A batch that gets too large is sent message by message."""
-    properties = message.properties
-    nbytes = len(message.body or b"") + _OVERHEAD
-    if len(properties) > 1:
-        nbytes += sum(map(len, properties)) + sum(map(len, properties.values()))
+    try:
+        properties = message.properties
+        nbytes = len(message.body or b"") + _OVERHEAD
+        if len(properties) > 1:
+            nbytes += sum(map(len, properties)) + sum(map(len, properties.values()))
+    except TypeError:
+        # A value has a wrong type, so the producer refuses the message.
+        return _OVERHEAD
     return nbytes

@@ -108,14 +108,14 @@ class MessageSender:
 
     def send_async(self, message: Message, timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send a message and return a future at once, or with back pressure after a wait for permits or a route."""
-        nbytes = len(message.body) if isinstance(message, Message) and message.body else 1
+        nbytes = _body_size(message) or 1
         return self._start(lambda: self._encode(message), 1, nbytes, timeout, choice)
 
     def send_batch_async(self, messages: Sequence[Message], timeout: float, choice: QueueChoice) -> Future[SendResult]:
         """Send messages as one request, as `send_async`; the errors of the future are those of `send_batch`."""
         nbytes = 1
         if self.back_pressure is not None:
-            nbytes += sum(len(message.body) for message in messages if isinstance(message, Message) and message.body)
+            nbytes += sum(map(_body_size, messages))
         return self._start(lambda: self._encode_batch(messages), len(messages) or 1, nbytes, timeout, choice)
 
     def send_merged_async(self, messages: Sequence[Message], timeout: float) -> Future[SendResult]:
@@ -299,6 +299,11 @@ class MessageSender:
                 ResponseCode.MESSAGE_ILLEGAL,
             )
         self._timed_topics.add(topic)
+
+
+def _body_size(message: Message) -> int:
+    # Anything but a message with bytes is refused later, by the future.
+    return len(message.body) if isinstance(message, Message) and isinstance(message.body, bytes) else 0
 
 
 def _not_over_grpc(reason: str) -> MQClientException:

@@ -189,6 +189,32 @@ def test_an_invalid_message_fails_alone(transport: ScriptedTransport) -> None:
     run(main)
 
 
+def test_a_message_with_values_of_wrong_types_fails_alone(transport: ScriptedTransport) -> None:
+    broken: list[Any] = [
+        Message("T", b"1", 0, {"number": 1, "text": "one"}),  # type: ignore[dict-item]
+        Message("T", b"2", 0, {"KEYS": 2}),  # type: ignore[dict-item]
+        Message("T", b"3", 0, None),  # type: ignore[arg-type]
+        Message("T", 4),  # type: ignore[arg-type]
+        "five",
+    ]
+
+    async def main() -> None:
+        async with started(transport) as producer:
+            futures = [producer.send(one) for one in (message(0), *broken, message(6))]
+            batch = producer.send_batch([message(7), broken[0]])
+            first, *failed, last = await asyncio.gather(*futures, return_exceptions=True)
+            with pytest.raises(MQClientException, match="making a batch of messages"):
+                await batch
+            assert producer._batches.pending_bytes == 0
+        assert isinstance(first, SendResult)
+        assert isinstance(last, SendResult)
+        assert len(failed) == 5
+        assert all(isinstance(error, Exception) for error in failed)
+        assert sorted(itertools.chain(*sent(transport))) == [b"0", b"6"]
+
+    run(main)
+
+
 def test_an_error_of_the_broker_fails_all_messages_of_the_request(transport: ScriptedTransport) -> None:
     async def main() -> None:
         transport.always = dict.fromkeys("ab", Reply.code(ResponseCode.NO_PERMISSION, "no"))

@@ -77,7 +77,13 @@ def test_callbacks_run_on_threads_of_the_callback_executor(producer: Producer) -
 
 
 @pytest.mark.parametrize(
-    ("message", "code"), [(Message("T", b""), 13), (Message.of("U", b"x"), 10005), (Message("no spaces", b"x"), -1)]
+    ("message", "code"),
+    [
+        (Message("T", b""), 13),
+        (Message("T", 5), 13),  # type: ignore[arg-type]
+        (Message.of("U", b"x"), 10005),
+        (Message("no spaces", b"x"), -1),
+    ],
 )
 def test_invalid_message_or_missing_route_fails_the_future(start_any: Start, message: Message, code: int) -> None:
     error = start_any().send_async(message).exception(PATIENCE)
