@@ -80,9 +80,21 @@ class Producer:
         return self._blocking.options
 
     async def start(self) -> None:
-        """Start in the running event loop; raises as `rocketmq_spark.Producer.start`."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(None, self._blocking.start)
+        """Start in the running event loop; raises as `rocketmq_spark.Producer.start`. A cancelled start is undone."""
+        loop, cancelled = asyncio.get_running_loop(), threading.Event()
+
+        def start() -> None:
+            self._blocking.start()
+            if cancelled.is_set():
+                self._blocking.shutdown()
+
+        try:
+            await loop.run_in_executor(None, start)
+        except asyncio.CancelledError:
+            # The thread may have looked at the event before.
+            cancelled.set()
+            loop.run_in_executor(None, self._blocking.shutdown)
+            raise
         self._loop = loop
         at_exit.hand_overs.add(self._hand_over)
 

@@ -18,6 +18,7 @@ from rocketmq_spark import aio
 from rocketmq_spark.errors import MQClientException, OptionError, RemotingTooMuchRequestException
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.model.send_result import SendResult
+from rocketmq_spark.producer.service import ServiceState
 from rocketmq_spark.protocol.remoting.codes import ResponseCode
 from rocketmq_spark.protocol.remoting.records import messages_in
 from rocketmq_spark.routing.selectors import SelectMessageQueueByHash
@@ -335,6 +336,31 @@ def test_an_interrupted_shutdown_fails_messages_that_are_not_sent(held: Scripted
         results = await asyncio.gather(*futures, return_exceptions=True)
         assert ["shut down" in str(result) for result in results[4:]] == [True, True]
         assert len(held.requests) == 4
+
+    run(main)
+
+
+def test_a_cancelled_start_leaves_no_running_producer() -> None:
+    opening, opened = threading.Event(), threading.Event()
+
+    class Slow(ScriptedTransport):
+        def open(self) -> None:
+            opening.set()
+            assert opened.wait(PATIENCE)
+            super().open()
+
+    async def main() -> None:
+        with Slow({"T": route({"a": 2})}) as transport:
+            producer = aio.Producer("pg", transport=transport, name_server="ns:9876", instance_name="cancelled-start")
+            start = asyncio.create_task(producer.start())
+            await until(opening.is_set)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+            opened.set()
+            await until(lambda: producer._blocking.state is ServiceState.SHUTDOWN_ALREADY)
+            with pytest.raises(MQClientException, match="does not run"):
+                producer.send(message(0))
 
     run(main)
 
