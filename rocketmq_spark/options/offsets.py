@@ -127,12 +127,15 @@ def beginnings_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
 
 
 def stored_in(offsets: Mapping[str, Any]) -> dict[MessageQueue, int]:
-    """Return the times that `nested` wrote as `stored`."""
+    """Return the times that `nested` wrote as `stored`; a time of a queue without an offset is an error."""
     times = {}
     for topic, broker, by_queue, where in _brokers(offsets) if offsets else ():
-        below = dict(_object(by_queue, where, "queue id")).get(_STORED)
+        queues = dict(_object(by_queue, where, "queue id"))
+        below = queues.get(_STORED)
         if below is not None:
             times.update(_leaves({topic: {broker: below}}, lambda value, at: _integer(value, at, 0, _MAX_LONG)))
+            if alone := [text for text in below if text not in queues]:
+                raise ValueError(f"{where}: queue {alone[0]} is in {_STORED} and has no offset: add it, or remove both")
     return times
 
 

@@ -131,6 +131,12 @@ def test_malformed_store_times_are_refused(times: str) -> None:
     )
 
 
+def test_store_time_of_a_queue_without_an_offset_is_refused() -> None:
+    offsets = {"t": {"b": {"0": 1, "storeTimestamp": {"0": 5, "1": 5}}}}
+    expected = "topic 't', broker 'b': queue 1 is in storeTimestamp and has no offset: add it, or remove both"
+    assert problem(stored_in, offsets) == expected
+
+
 def test_timestamps_reject_beginnings_and_store_times() -> None:
     assert "'storeTimestamp' is not a queue id" in problem(parse_timestamps, '{"t":{"b":{"storeTimestamp":{"0":1}}}}')
     assert "[0, 1] is not an integer" in problem(parse_timestamps, '{"t":{"b":{"0":[0,1]}}}')
