@@ -62,8 +62,8 @@ class QueueOffsets(OfQueue):
 
     @property
     def messages(self) -> int:
-        """The number of messages in the queue."""
-        return self.max_offset - self.min_offset
+        """The number of messages in the queue, 0 also if its broker reports a minimum above the maximum."""
+        return max(0, self.max_offset - self.min_offset)
 
 
 @dataclass(frozen=True, slots=True)

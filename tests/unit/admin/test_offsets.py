@@ -134,3 +134,13 @@ def test_peek_error_does_not_mention_read_options(admin: Admin, broker: FakeBrok
 
 def test_name_servers_can_be_one_string(fake: FakeCluster) -> None:
     assert queue_offsets(fake.name_server, "orders") == queue_offsets([fake.name_server], "orders")
+
+
+def test_minimum_above_the_maximum_lowers_no_total(fake: FakeCluster, admin: Admin, broker: FakeBroker) -> None:
+    fake.create_topic("expired", 2)
+    empty, filled = (MessageQueue("expired", "a", number) for number in (0, 1))
+    broker.storage.store.put(filled, [Message.of("expired", b"x")] * 3, 0.0)
+    broker.storage.store.expired[empty] = 5
+    found = admin.offsets("expired")
+    assert {row.queue: row.messages for row in found if row.broker_name == "a"} == {empty: 0, filled: 3}
+    assert found.notes[0].startswith("3 messages in")
