@@ -171,20 +171,26 @@ class Gaps:
     """The gaps that a task has found and not reported yet. Adjacent gaps of a queue are one."""
 
     options: SourceOptions
-    _gaps: list[Gap] = field(default_factory=list)
+    # By queue: a task may read thousands of queues, each with a gap.
+    _gaps: dict[MessageQueue, list[Gap]] = field(default_factory=dict)
 
     def add(self, queue: MessageQueue, start: int, end: int) -> None:
         """Add missing offsets; those of a queue come in order."""
-        for number, gap in enumerate(self._gaps):
-            if gap.queue == queue and gap.end == start:
-                self._gaps[number] = replace(gap, end=end, first_left=end)
-                return
-        self._gaps.append(Gap(queue, start, end, end))
+        gaps = self._gaps.setdefault(queue, [])
+        if gaps and gaps[-1].end == start:
+            gaps[-1] = replace(gaps[-1], end=end, first_left=end)
+        else:
+            gaps.append(Gap(queue, start, end, end))
 
     def report(self, reached: Mapping[MessageQueue, int] | None = None) -> None:
         """Report the gaps that end before the offset that the read has reached in their queue; by default all."""
-        open_gaps = [gap for gap in self._gaps if reached is not None and gap.end >= reached.get(gap.queue, gap.end)]
-        if len(open_gaps) < len(self._gaps):
-            closed = self._gaps if self.options.fail_on_data_loss else [g for g in self._gaps if g not in open_gaps]
-            self._gaps = open_gaps
-            expired(self.options, closed)
+        closed: list[Gap] = []
+        for queue in [*(self._gaps if reached is None else reached)]:
+            gaps = self._gaps.pop(queue, [])
+            still_open = [] if reached is None else [gap for gap in gaps if gap.end >= reached[queue]]
+            closed += gaps[: len(gaps) - len(still_open)]
+            if still_open:
+                self._gaps[queue] = still_open
+        if closed and self.options.fail_on_data_loss:
+            closed += itertools.chain.from_iterable(self._gaps.values())
+        expired(self.options, closed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 
 from rocketmq_spark.errors import ReadError
 from rocketmq_spark.model.message import MessageQueue
-from rocketmq_spark.source.ranges import MOST_ROWS, ROWS_WORTH_A_TASK, OffsetRange, in_turns, limited, tasks_of
+from rocketmq_spark.options.source import SourceOptions
+from rocketmq_spark.source.ranges import MOST_ROWS, ROWS_WORTH_A_TASK, Gaps, OffsetRange, in_turns, limited, tasks_of
 
 QUEUES = [MessageQueue("orders", broker, number) for broker in "abc" for number in range(4)]
 starts = st.integers(0, 10**12)
@@ -157,3 +159,13 @@ def test_impossible_offsets_make_a_bounded_number_of_tasks() -> None:
     assert len(tasks_of([lie], 100)) == 100
     with pytest.raises(ReadError, match=r"maxRecordsPerPartition=1000: .* 1000000 are allowed"):
         tasks_of([lie], None, 1000)
+
+
+def test_time_for_gaps_of_many_queues_is_in_proportion_to_them() -> None:
+    gaps, began = Gaps(SourceOptions.of(fail_on_data_loss=False)), time.process_time()
+    for number in range(10_000):
+        queue = MessageQueue("t", "a", number)
+        gaps.add(queue, 0, 5)
+        gaps.report({queue: 5})
+    # Compared with each other, the gaps took more than 8 s.
+    assert time.process_time() - began < 3
