@@ -151,14 +151,14 @@ class LastMessages:
             complete,
         )
 
-    def first_starts(self, starts: Offsets, ends: Offsets, times: Times) -> Offsets:
-        """Return where a first micro-batch starts. `times` are those before `starts`, where the query has begun.
+    def first_starts(self, batch: MicroBatch) -> Offsets:
+        """Return where a first micro-batch starts. Its `times` are those before the start where the query has begun.
 
         A queue whose message before its start was replaced meanwhile starts as in `continued`, and raises as there. A
         repeated first micro-batch can't compare this message, because the query's offsets have no time of a beginning.
         """
-        replaced, _ = self._compare_starts(MicroBatch(starts, ends, times, {}))
-        return starts | self._stored_after(times, replaced, ends)
+        replaced, _ = self._compare_starts(batch)
+        return batch.starts | self._stored_after(batch.times, replaced, batch.ends)
 
     def _compare_starts(self, batch: MicroBatch) -> tuple[set[MessageQueue], set[MessageQueue]]:
         """Return the queues whose message before the start was replaced, and the queues that still have it."""

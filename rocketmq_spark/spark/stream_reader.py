@@ -70,6 +70,8 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         self, start: dict[str, Any] | None = None, limit: limits.ReadLimit | None = None
     ) -> dict[str, Any]:
         """Return the end of the next micro-batch. (Releases before 4.2 pass neither its start nor a limit.)"""
+        from rocketmq_spark.source.last_messages import MicroBatch
+
         passed = self._last if start is None else start
         # Before 4.2 a new query asks for this end before its start. A restarted query first passes its offset to
         # `partitions`, as an empty range; not where Spark wraps a source for Trigger.AvailableNow (off by default).
@@ -97,7 +99,7 @@ class RocketMQStreamReader(PartitionReader, DataSourceStreamReader):
         if last != self._initial:
             return nested(ends, {queue: starts[queue] for queue in starts.keys() - known.keys()}, stored)
         # After the ends, because a log only grows: a queue that still has its start's message had it at the end, too.
-        return nested(ends, cluster.last_messages.first_starts(starts, ends, times), stored)
+        return nested(ends, cluster.last_messages.first_starts(MicroBatch(starts, ends, times, stored)), stored)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """Return the offsets available when the last micro-batch was planned, for the query's progress."""

@@ -569,6 +569,20 @@ def test_rerun_of_a_first_micro_batch_reads_a_topic_created_again(stream: Stream
         assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 0, regrown)]
 
 
+def test_first_micro_batch_reads_a_topic_created_again_up_to_its_start(stream: Stream) -> None:
+    options: dict[str, Any] = {"starting_offsets": OffsetSpec("latest"), "fail_on_data_loss": False}
+    stream.put(Q0, 5, at=5.0)
+    with stream.query(**options) as query:
+        start = query.initialOffset()
+        stream.put(Q0, 2, at=6.0)
+        stream.before(RequestCode.PULL_MESSAGE, lambda: stream.replace(Q0, 0, 5, at=9.0))
+        end = checkpointed(query.latestOffset(start))
+        assert ranges_of(query.partitions(start, end)) == [OffsetRange(Q0, 0, 5)]
+    with stream.query(**options) as query:
+        query.partitions(end, end)
+        assert ranges_of(query.partitions(query.initialOffset(), end)) == [OffsetRange(Q0, 0, 5)]
+
+
 def test_topic_created_again_after_a_micro_batch_was_planned_is_read_once(stream: Stream) -> None:
     start = after_a_batch(stream, 5)
     with stream.query(fail_on_data_loss=False) as query:
