@@ -10,7 +10,7 @@ import pytest
 
 from rocketmq_spark import Producer
 from tests.support.cluster import SharedCluster
-from tests.support.java import CLIENTS, Java, ReadWith, un64
+from tests.support.java import CLIENTS, WITHIN, Java, ReadWith, un64
 from tests.support.reading import read_topic
 
 pytestmark = pytest.mark.integration
@@ -56,8 +56,8 @@ def test_a_refused_message_comes_again(java: Java, cluster: SharedCluster, writt
         "topic": written,
         "group": f"retrier-{uuid.uuid4().hex[:8]}",
         "count": ROWS,
-        "withinMs": 90_000,
+        "withinMs": int(WITHIN * 1000),
     }
-    lines = java.run("Retrier", [request], within=150.0)
+    lines = java.run("Retrier", [request])
     deliveries = sorted((int(un64(line["body"])), line["reconsumeTimes"]) for line in lines)
     assert sorted(set(deliveries)) == [(row, times) for row in range(ROWS) for times in (0, 1)]

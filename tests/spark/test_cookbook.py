@@ -21,7 +21,7 @@ from rocketmq_spark import Producer
 from rocketmq_spark.errors import ClusterError
 from rocketmq_spark.spark.report import Metrics
 from tests.support.cluster import SharedCluster, unavailable
-from tests.support.java import Java, un64
+from tests.support.java import WITHIN, Java, un64
 from tests.support.postgres import postgres
 from tests.support.processes import NEEDS_LIMITS, PATIENCE, wait_for
 from tests.support.recipes import ENDS, Recipe, ends_of
@@ -91,7 +91,7 @@ def test_dead_letters_go_back_once_and_are_recorded(kitchen: Kitchen, java: Java
     bodies = [f"order {key}" for key in keys]
     kitchen.send("orders", bodies, keys=keys, shardingKey=keys, tags=tags, properties=pairs)
     request = {"nameServer": kitchen.cluster.name_server, "topic": orders, "group": group, "count": len(keys)}
-    consumed = java.run("DeadLetters", [{**request, "withinMs": 90_000}], within=150.0)
+    consumed = java.run("DeadLetters", [{**request, "withinMs": int(WITHIN * 1000)}])
     assert sorted(un64(line["body"]).decode() for line in consumed) == bodies
     letters = kitchen.load(f"%DLQ%{group}").collect()
     assert sorted(letter["keys"] for letter in letters) == keys[:4]

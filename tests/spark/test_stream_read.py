@@ -29,7 +29,7 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.spark.report import Metrics
 from rocketmq_spark.transport.remoting.transport import RemotingTransport
 from tests.support.cluster import SharedCluster, mqadmin
-from tests.support.java import Java, un64
+from tests.support.java import WITHIN, Java, un64
 from tests.support.processes import NEEDS_LIMITS, PYSPARK, at_most, descendants, wait_for
 from tests.support.reading import read_topic
 from tests.support.streams import Feed, Kept, once
@@ -112,7 +112,7 @@ def test_java_consumer_and_stream_continue_where_the_other_stopped(
 
     def consume(count: int) -> Counter[str]:
         request = {"nameServer": cluster.name_server, "topic": topic, "group": group, "count": count}
-        lines = java.run("PushConsumer", [{**request, "withinMs": 90_000}], within=150.0)
+        lines = java.run("PushConsumer", [{**request, "withinMs": int(WITHIN * 1000)}])
         return Counter(un64(line["keys"]).decode() for line in lines)
 
     keys = feed(120)

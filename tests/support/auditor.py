@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.java import Java, b64
-from tests.support.processes import PATIENCE
 
 ROW_ID = "SPARK_ROW_ID"
 SHARDING_KEY = "__SHARDINGKEY"
@@ -208,7 +207,7 @@ def run_audits(java: Java, name_server: str, audits: Iterable[Audit]) -> list[Fo
             {"nameServer": name_server, **audit.to_request(Path(folder) / str(number))}
             for number, audit in enumerate(audits)
         ]
-        return [Found(**answer) for answer in java.run("Auditor", requests, within=PATIENCE)]
+        return [Found(**answer) for answer in java.run("Auditor", requests)]
 
 
 def audit(java: Java, name_server: str, rows: Iterable[Row], **settings: Any) -> Found:

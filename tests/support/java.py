@@ -70,6 +70,9 @@ SOURCES = Path(__file__).parents[1] / "interop" / "java"
 
 Line = dict[str, Any]
 
+# Seconds that a program waits for messages. The whole program, with the start of its JVM, may take PATIENCE.
+WITHIN = PATIENCE / 2
+
 # Short-lived programs: a quick start is worth more than fast code.
 _JVM = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xss2m", "-Xmx512m")
 
@@ -108,21 +111,21 @@ class Java:
         with classes.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not classes.exists():
-                _run([*command, "-d", str(folder / "classes")], folder, within=PATIENCE)
+                _run([*command, "-d", str(folder / "classes")], folder)
                 (folder / "classes").rename(classes)
 
-    def run(self, program: str, requests: Iterable[Mapping[str, Any]], *, within: float = 60.0) -> list[Line]:
+    def run(self, program: str, requests: Iterable[Mapping[str, Any]]) -> list[Line]:
         """Give `requests` to a program and return its answers.
 
         `program` is the name of a class in ``tests/interop/java``. Requests are JSON objects; `b64` encodes bytes for
-        them. `within` is the time limit in seconds, the start of the JVM included.
+        them.
         """
         name = f"{program}-{uuid.uuid4().hex}"
         given, answered = self._folder / f"{name}.requests", self._folder / f"{name}.answers"
         given.write_text("".join(json.dumps(request) + "\n" for request in requests), encoding="ascii")
         # The client's log goes below the user's home.
         command = [str(self._java), *_JVM, f"-Duser.home={self._folder}", "-cp", self._class_path]
-        _run([*command, program, str(given), str(answered)], self._folder, within)
+        _run([*command, program, str(given), str(answered)], self._folder)
         return [json.loads(line) for line in answered.read_text(encoding="ascii").splitlines()]
 
     def read_topic(
@@ -134,7 +137,7 @@ class Java:
         tags: str = "*",
         namespace: str | None = None,
         only: Sequence[str] = (),
-        within: float = 30.0,
+        within: float = WITHIN,
     ) -> list[Line]:
         """Return the messages of a topic as a Java consumer sees them; see `read_topics`."""
         return self.read_topics(name_server, [topic], count, tags=tags, namespace=namespace, only=only, within=within)
@@ -148,7 +151,7 @@ class Java:
         tags: str = "*",
         namespace: str | None = None,
         only: Sequence[str] = (),
-        within: float = 30.0,
+        within: float = WITHIN,
     ) -> list[Line]:
         """Return the messages of topics as a Java consumer sees them, once there are `count` or time is over.
 
@@ -166,11 +169,9 @@ class Java:
             "only": list(only),
             "withinMs": int(within * 1000),
         }
-        return _with_bodies(self.run("Reader", [request], within=within + 60.0))
+        return _with_bodies(self.run("Reader", [request]))
 
-    def read_over_grpc(
-        self, endpoints: str, topics: Sequence[str], count: int, *, group: str, within: float = 60.0
-    ) -> list[Line]:
+    def read_over_grpc(self, endpoints: str, topics: Sequence[str], count: int, *, group: str) -> list[Line]:
         """Return the messages of topics as a consumer of a proxy sees them, once there are `count` or time is over.
 
         Each has ``topic``, ``body`` (bytes, decompressed by Java), ``keys`` (a list), ``tag``, ``group`` (the message
@@ -181,9 +182,9 @@ class Java:
             "topics": topics,
             "count": count,
             "group": group,
-            "withinMs": int(within * 1000),
+            "withinMs": int(WITHIN * 1000),
         }
-        return _with_bodies(self.run("GrpcReader", [request], within=within + 60.0))
+        return _with_bodies(self.run("GrpcReader", [request]))
 
     def send(
         self,
@@ -222,7 +223,7 @@ def _with_bodies(lines: list[Line]) -> list[Line]:
     return [{**line, "body": un64(line["body"]) if line["body"] else b""} for line in lines]
 
 
-def _run(command: list[str], folder: Path, within: float) -> None:
+def _run(command: list[str], folder: Path) -> None:
     # JAVA_TOOL_OPTIONS and similar variables would add options and output to the JVM.
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAVA_TOOL", "_JAVA", "JDK_"))}
     done = subprocess.run(
@@ -232,7 +233,7 @@ def _run(command: list[str], folder: Path, within: float) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=within,
+        timeout=PATIENCE,
         check=False,
     )
     said = done.stdout.decode(errors="replace")
@@ -240,8 +241,6 @@ def _run(command: list[str], folder: Path, within: float) -> None:
 
 
 CLIENTS = ("java", "java over gRPC", "python over gRPC")
-
-_WITHIN = 60.0
 
 # Clients for proxies show these among the user's.
 _NOT_THE_USERS = {*RESERVED_PROPERTIES, SHARDING_KEY, TRANSACTION_ID}
@@ -309,23 +308,23 @@ ReadWith = Callable[[str, LocalCluster | SharedCluster, Sequence[str], int], lis
 
 def with_java(java: Java, name_server: str, topics: Sequence[str], count: int) -> list[Read]:
     """Read with the client for brokers."""
-    return [_read(_as_over_grpc(line)) for line in java.read_topics(name_server, topics, count, within=_WITHIN)]
+    return [_read(_as_over_grpc(line)) for line in java.read_topics(name_server, topics, count)]
 
 
 def with_java_over_grpc(java_over_grpc: Java, endpoints: str, topics: Sequence[str], count: int) -> list[Read]:
     """Read with Java's client for proxies."""
-    lines = java_over_grpc.read_over_grpc(endpoints, topics, count, group=_new_group(), within=_WITHIN)
+    lines = java_over_grpc.read_over_grpc(endpoints, topics, count, group=_new_group())
     return [_read(line) for line in lines]
 
 
 def with_python_over_grpc(home: Path, endpoints: str, topics: Sequence[str], count: int) -> list[Read]:
     """Read with Python's client for proxies; `home` is where it may write."""
-    command = [sys.executable, "-c", _PYTHON_READER, endpoints, _new_group(), str(count), str(_WITHIN), *topics]
+    command = [sys.executable, "-c", _PYTHON_READER, endpoints, _new_group(), str(count), str(WITHIN), *topics]
     environment = {**os.environ, "HOME": str(home)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * _WITHIN, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     found = [_read({**line, "body": un64(line["body"])}) for line in json.loads(done.stdout)]
-    assert len(found) >= count, f"{len(found)} of {count} within {_WITHIN:.0f} s: {done.stderr}"
+    assert len(found) >= count, f"{len(found)} of {count} within {WITHIN:.0f} s: {done.stderr}"
     return found
 
 
