@@ -34,8 +34,9 @@ BUGS = (
     PlantedBug(
         "answer matched to the oldest request",
         "transport/remoting/connection.py",
-        "request = self._pending.pop(command.opaque, None)",
-        "request = self._pending.pop(next(iter(self._pending), -1), None)",
+        "            request = self._pending.get(command.opaque)\n",
+        "            command.opaque = next(iter(self._pending), -1)\n"
+        "            request = self._pending.get(command.opaque)\n",
     ),
     PlantedBug(
         "broken connection fails only its oldest request",
