@@ -185,12 +185,12 @@ class Gaps:
     def report(self, reached: Mapping[MessageQueue, int] | None = None) -> None:
         """Report the gaps that end before the offset that the read has reached in their queue; by default all."""
         closed: list[Gap] = []
-        for queue in [*(self._gaps if reached is None else reached)]:
+        for queue in list(self._gaps if reached is None else reached):
             gaps = self._gaps.pop(queue, [])
-            still_open = [] if reached is None else [gap for gap in gaps if gap.end >= reached[queue]]
-            closed += gaps[: len(gaps) - len(still_open)]
-            if still_open:
-                self._gaps[queue] = still_open
+            end = math.inf if reached is None else reached[queue]
+            closed += [gap for gap in gaps if gap.end < end]
+            if later := [gap for gap in gaps if gap.end >= end]:
+                self._gaps[queue] = later
         if closed and self.options.fail_on_data_loss:
             closed += itertools.chain.from_iterable(self._gaps.values())
         expired(self.options, closed)

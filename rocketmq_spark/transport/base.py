@@ -27,6 +27,12 @@ OnPulled: TypeAlias = Callable[[PullOutcome], None]
 SelfT = TypeVar("SelfT")
 
 
+def thread_failed(exc: Exception) -> RocketMQError:
+    """Return the error of a transport whose thread can't start, or that gets no descriptors for it."""
+    limits = "ulimit -n, ulimit -u, the container's pids"
+    return RocketMQError(f"starting the transport's thread failed: {exc}; raise the process limits ({limits})")
+
+
 class Closes(Protocol):
     """Ends a transport, also as a context manager."""
 

@@ -14,6 +14,7 @@ import pytest
 
 from rocketmq_spark.testing import FakeCluster, Reply
 from tests.support.cluster import SharedCluster, create_topic
+from tests.support.conformance_grpc import SOMETIMES
 from tests.support.java import Java, line_of
 from tests.support.processes import PATIENCE
 from tests.support.reading import read_topic
@@ -23,8 +24,6 @@ pytestmark = pytest.mark.integration
 QUEUES = 4
 KINDS = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 OFFICIAL_SENDS = Path(__file__).parents[1] / "programs" / "official_sends.py"
-# Real brokers add the times of their timer wheel, and count checks of half messages that wait for their end.
-SOMETIMES = {"TIMER_OUT_MS", "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TRANSACTION_CHECK_TIMES"}
 
 
 def requests_of(topic: str) -> list[dict[str, Any]]:

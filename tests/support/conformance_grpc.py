@@ -31,7 +31,7 @@ TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
 _SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
 _MIB: Final = 1024 * 1024
 # Properties that only some messages of real brokers have: times of the timer wheel, and of checks of a half message.
-_SOMETIMES: Final = frozenset(("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_OUT_MS", "TRANSACTION_CHECK_TIMES"))
+SOMETIMES: Final = frozenset(("TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_OUT_MS", "TRANSACTION_CHECK_TIMES"))
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ def stored(target: Target) -> Iterator[str]:
     for kind in TYPES[:3]:
         # A proxy begins with any queue.
         for message in sorted(target.wait_for(kind, 3 if kind == "NORMAL" else 1), key=lambda one: one.body):
-            names = sorted(message.properties.keys() - _SOMETIMES)
+            names = sorted(message.properties.keys() - SOMETIMES)
             yield f"{kind}: {names} {message.sys_flag} {message.flag} {message.born_timestamp}"
             shown = ("TAGS", "KEYS", "PGROUP", "RECONSUME_TIME", "__BORNHOST", "BORN_TIMESTAMP", "__SHARDINGKEY")
             texts = [message.properties.get(name) for name in shown]
@@ -346,7 +346,7 @@ def transactions(target: Target) -> Iterator[str]:
     for name, half_id in (("commit", committed), ("roll back", rolled_back), ("undecided", undecided)):
         yield f"commit after {name}: {end(half_id, pb.COMMIT)}"
     for message in sorted(target.wait_for("TRANSACTION", 2), key=lambda one: one.body):
-        yield f"{message.body!r} {message.sys_flag & 0xC} {sorted(message.properties.keys() - _SOMETIMES)}"
+        yield f"{message.body!r} {message.sys_flag & 0xC} {sorted(message.properties.keys() - SOMETIMES)}"
 
 
 def recalls(target: Target) -> Iterator[str]:

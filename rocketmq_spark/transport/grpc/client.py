@@ -25,6 +25,7 @@ from rocketmq_spark.model.credentials import Credentials, reply_without_token, w
 from rocketmq_spark.protocol.batches import REPEATED, check_parts
 from rocketmq_spark.protocol.grpc._pb import definition_pb2 as pb
 from rocketmq_spark.protocol.grpc.codes import call_error, proxy_error
+from rocketmq_spark.transport.base import thread_failed
 from rocketmq_spark.transport.grpc.channels import Channels
 from rocketmq_spark.transport.grpc.metadata import Metadata, MetadataSource
 from rocketmq_spark.transport.parallel import Permit, Permits
@@ -251,9 +252,7 @@ class GrpcClient:
             try:
                 thread.start()
             except RuntimeError as exc:
-                text = f"starting the transport's thread failed: {exc}"
-                limits = "ulimit -u, the container's pids"
-                raise errors.RocketMQError(f"{text}; raise the process limits ({limits})") from exc
+                raise thread_failed(exc) from exc
             # Only a thread that runs: the next call starts it again, instead of waiting forever.
             self._thread = thread
 

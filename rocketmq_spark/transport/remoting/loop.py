@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeAlias
 
 from rocketmq_spark.errors import RemotingConnectException, RocketMQError
+from rocketmq_spark.transport.base import thread_failed
 from rocketmq_spark.transport.remoting.connection import Connection, OnRequest, State
 from rocketmq_spark.transport.remoting.requests import Answer, Completion, Request
 from rocketmq_spark.transport.runtime import PROCESS, Runtime
@@ -250,9 +251,7 @@ class IoLoop:
             self._release()
             # The next request then starts the thread again, instead of waiting forever.
             self._selector = None
-            text = f"starting the transport's thread failed: {exc}"
-            limits = "ulimit -n, ulimit -u, the container's pids"
-            raise RocketMQError(f"{text}; raise the process limits ({limits})") from exc
+            raise thread_failed(exc) from exc
 
     def _attend(self, connection: Connection) -> None:
         self._attention.append(connection)
