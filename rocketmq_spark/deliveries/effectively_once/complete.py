@@ -175,7 +175,9 @@ def _ends(
         """Return where a queue ends, and whether another message is in the place of its last row."""
         if queue not in queues:
             # Without its topic or queue a broker refuses a pull, and still says where the queue ends.
-            return brokers.max_offsets([queue])[queue], False
+            end = brokers.max_offsets([queue])[queue]
+            if end <= lasts[queue]:
+                return end, False
         pulled, end = brokers.message_at(queue, lasts[queue])
         return end, bool(tokens) and has_others(pulled, tokens)
 

@@ -285,6 +285,14 @@ def stored_by(broker: FakeBroker) -> int:
     return sum(entry.meant_for.topic == TOPIC for entry in broker.storage.store.log)
 
 
+def permit(job: Driver, broker: FakeBroker, permission: int) -> None:
+    """Set what clients may do at a broker, and wait for the route. It lists only queues that may be written."""
+    broker.settings.permission = permission
+    broker.on_change()
+    routed = bool(permission & 2)
+    wait_for(lambda: routed == (broker.name in {queue.broker_name for queue in job.brokers.fresh_route(TOPIC).queues}))
+
+
 @pytest.mark.parametrize("lost", [6, 150])
 @pytest.mark.parametrize("when", ["before the plan", "before the rows", "before the recovery"])
 def test_rows_below_the_start_offset_of_a_queue_that_lost_its_end_are_found(
@@ -423,8 +431,9 @@ def test_acknowledged_rows_that_are_lost_are_noticed_without_a_recovery(
 
 
 @pytest.mark.parametrize("others", [10, 1_000])
+@pytest.mark.parametrize("routed", [True, False], ids=["", "outside the route"])
 def test_acknowledged_rows_that_are_lost_are_noticed_behind_messages_of_others(
-    cluster: FakeCluster, job: Driver, others: int
+    cluster: FakeCluster, job: Driver, others: int, *, routed: bool
 ) -> None:
     """Other producers have stored messages at the offsets of lost rows, and perhaps more."""
     broker, plan = without_home(job, cluster), new_plan(job)
@@ -434,8 +443,10 @@ def test_acknowledged_rows_that_are_lost_are_noticed_behind_messages_of_others(
     lose_tail(broker, 10)
     for queue, end in ends.items():
         put(cluster, queue, *[Message(TOPIC, b"other", 0, {})] * (others + end - store.end(queue) - 10))
+    permit(job, broker, 6 if routed else 4)
     with pytest.raises(DataLossError, match=r"the row at offset \d+, and another message is there.*Run the job again"):
         complete(job, plan, WRITE, done)
+    permit(job, broker, 6)
     plan = new_plan(job)
     done = run_task(job, plan, WRITE)
     assert visible(cluster) - Counter(other=10**9) == Counter(ROWS)
