@@ -59,7 +59,8 @@ class LocalCluster:
       override conf/broker.conf: one mapping for all brokers, or a list with one each. ``listenPort`` and
       ``haListenPort`` set ports.
     * `jvm_options`: added to the end of every server's command line, such as ``-Xmx1g``. ``-Dtls.`` is not allowed.
-    * `start_timeout`: seconds until all servers must be ready, also in :meth:`Broker.restart`.
+    * `start_timeout`: seconds until all servers must be ready, also in :meth:`Broker.restart`. A server that ends before
+      it is ready is an error at once.
     * `port`: the name server's port. Default: a free one.
     * `auth`: brokers and proxy require an access key. The administrator ``admin`` has a random secret key, whose file
       is in :attr:`options`. :meth:`create_user` adds users with fewer rights.
@@ -91,7 +92,7 @@ class LocalCluster:
         directory: str | os.PathLike[str] | None = None,
         broker_properties: Mapping[str, object] | Sequence[Mapping[str, object]] | None = None,
         jvm_options: Sequence[str] = (),
-        start_timeout: float = 90.0,
+        start_timeout: float = 300.0,
         port: int | None = None,
         auth: bool = False,
         tls: Tls = False,

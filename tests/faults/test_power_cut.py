@@ -15,7 +15,7 @@ from rocketmq_spark.producer.producer import Producer
 from tests.support.auditor import audit, numbered_rows
 from tests.support.cluster import SHORT_DEADLINES, started
 from tests.support.java import Java
-from tests.support.once import BODIES, KEYS, check_once, committing, resuming
+from tests.support.once import BODIES, COMMIT_MS, KEYS, check_once, committing, resuming
 from tests.support.power import Disk
 from tests.support.processes import PATIENCE
 from tests.support.resume import complete, new_plan, run_task
@@ -106,7 +106,7 @@ def test_exactly_once_shows_each_row_once(
     flushing: LocalCluster, power: Power, topic: str, java: Java, *, when: str
 ) -> None:
     bodies = BODIES[:400]
-    with committing(flushing, topic) as job:
+    with committing(flushing, topic, timeout_ms=COMMIT_MS if when == "prepared" else 15_000) as job:
         if when == "prepared":
             halves = job.prepare(bodies)
             power.fail()

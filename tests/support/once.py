@@ -29,6 +29,8 @@ KEYS: Final = "key of "
 BODIES: Final = [f"row-{number:04}" for number in range(2_000)]
 # More than a commit stores before a test notices the first one.
 MANY_BODIES: Final = [f"row-{number:04}" for number in range(6_000)]
+# Time for a commit on a slow machine, also if a broker restarts. A driver that recovers a decided write waits so long.
+COMMIT_MS: Final = 600_000
 
 
 def job_with_home(topic: str, broker_name: str, suffix: str) -> str:
