@@ -170,8 +170,12 @@ class Slave:
         }
         assert cluster._site is not None
         self.broker = Broker(cluster._site, "slave", given)
-        # A slave asks its master for topics a minute after its start.
-        shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
+        # A slave asks its master for topics a minute after its start. A master that runs replaces these files.
+        self._master.pause()
+        try:
+            shutil.copytree(self._master.folder / "store" / "config", self.broker.folder / "store" / "config")
+        finally:
+            self._master.resume()
 
     def launch(self) -> None:
         """Start the slave, and wait until the name server knows it. It copies from the master's current file on."""
