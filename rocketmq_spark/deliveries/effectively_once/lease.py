@@ -95,7 +95,7 @@ class Lease:
         """Raise a DeliveryError if the log has a record that ends the attempt."""
         log, write = self.log, self.write
         if log.is_superseded(write):
-            later = log.newest and log.newest.name
+            later = log.newest_of[write.query].name
             raise self._replaced(f"by another driver, which has completed the micro-batch, and continued with {later}")
         state = log.writes[write]
         if state.done and not self.was_done:

@@ -61,6 +61,8 @@ class DecisionLog:
     writes: dict[Write, WriteState] = field(default_factory=dict)
     # The micro-batch of the newest record of a stream.
     newest: Write | None = None
+    # The same of each query, because queries that start anew share a log.
+    newest_of: dict[str, Write] = field(default_factory=dict, init=False)
     # Whether all writes were read, also those before the newest one.
     everything: bool = False
     # The last two start offsets of different writes.
@@ -83,6 +85,7 @@ class DecisionLog:
         """
         self.writes.clear()
         self._of_query.clear()
+        self.newest_of.clear()
         self.start_offsets.clear()
         self.newest, self.everything = None, everything
         self._away_from = self._away = -1
@@ -246,7 +249,7 @@ class DecisionLog:
         if self.is_superseded(write):
             raise DeliveryError(
                 f"committing {write}: another driver of the same query has completed this micro-batch, and continued "
-                f"with micro-batch {self.newest and self.newest.name}. This driver commits nothing; stop it"
+                f"with micro-batch {self.newest_of[write.query].name}. This driver commits nothing; stop it"
             )
 
     def append_homes(self, brokers: Brokers, write: Write, broker_names: set[str]) -> dict[MessageQueue, int]:
@@ -330,8 +333,8 @@ class DecisionLog:
 
     def is_superseded(self, write: Write) -> bool:
         """Return whether the log has a later micro-batch of the same query."""
-        newest = self.newest
-        return newest is not None and newest.query == write.query and newest.batch_id > write.batch_id
+        newest = self.newest_of.get(write.query)
+        return newest is not None and newest.batch_id > write.batch_id
 
     def _apply(self, record: Record) -> None:
         if isinstance(record, HomeRecord):
@@ -353,7 +356,7 @@ class DecisionLog:
                 state.begun.setdefault(record.partition, {}).setdefault(record.attempt, record.begun)
             return
         if write.query:
-            self.newest = write
+            self.newest = self.newest_of[write.query] = write
         if isinstance(record, StartRecord):
             if state.start_offsets is None:
                 state.since, state.start_offsets = record.offset, record.start_offsets

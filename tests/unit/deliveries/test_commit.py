@@ -307,6 +307,24 @@ def test_a_frozen_driver_of_an_old_micro_batch_commits_nothing(
         assert first.log.newest == Write("2", "query")
 
 
+def test_a_frozen_driver_commits_nothing_after_a_query_that_started_anew(
+    cluster: FakeCluster, clock: MovedClock, first: Driver
+) -> None:
+    with driver(cluster, clock) as frozen:
+        frozen.open()
+        old = frozen.prepare([f"0-{row}" for row in ROWS], Write("0", "query"))
+        # Another driver of its query continues. Then a query with a new checkpoint takes over the log (startAnew).
+        for write in (*(Write(str(number), "query") for number in range(3)), Write("0", "other")):
+            first.two_phase.commit(write, *first.prepare([f"{write.name}-{row}" for row in ROWS], write))
+        before = visible(cluster)
+        with pytest.raises(DeliveryError, match="has completed this micro-batch, and continued with micro-batch 2"):
+            frozen.two_phase.commit(Write("0", "query"), *old)
+        assert visible(cluster) == before
+        # Its late record hides nothing from the next driver.
+        first.log.open(first.brokers, everything=False)
+        assert first.log.newest == Write("0", "other")
+
+
 # Decisions that another user has stored in the log
 
 
