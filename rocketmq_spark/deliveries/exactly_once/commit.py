@@ -126,7 +126,8 @@ class TwoPhaseCommit:
         if state is None:
             raise DataLossError(
                 f"completing {write}: its decision has expired in the decision log of transactionalId="
-                f"{self.log.transactional_id}. Find out by the rows that consumers see whether it is complete"
+                f"{self.log.transactional_id}, or its broker is not registered. Start the broker and run the job "
+                "again, or find out by the rows that consumers see whether the write is complete"
             )
         report = CommitReport()
         return report if state.done else self._recover(state.last, report)

@@ -22,7 +22,7 @@ from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import (
     LoggedDelivery,
     LogPlan,
-    check_query,
+    check_newest,
     check_stream,
     mark_of,
     read_log,
@@ -117,12 +117,13 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
         write = self._write_of(done)
         with self._opened(self.options, open_instance) as (brokers, log):
             read_log(log, brokers, everything=self.planned.write is not None)
-            if self.planned.write is None and log.newest is not None:
-                # Another query may have committed with this id since the plan.
-                check_query(self.options, log.newest, write.query, str(write))
+            if self.planned.write is None:
+                # Another query may have committed with this id since the plan of the tasks, or the home is down now.
+                check_newest(self.options, log.newest, write)
             two_phase = TwoPhaseCommit(brokers, log, self.planned.run_id)
             prepared = [part for part in done.results if part.group]
-            if not prepared and self.planned.is_done(write):
+            if not prepared:
+                # The tasks have seen the decision, in a plan that may be older than this one.
                 if done.results and write in log.writes:
                     warn_of_other_rows(write, log.writes[write], sum(part.counted_rows for part in done.results))
                 return two_phase.finish(write)
@@ -154,7 +155,7 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
 
     def _together(self, write: Write, prepared: Sequence[Prepared]) -> tuple[Halves, str]:
         """Return the half messages of all tasks and their group."""
-        groups = {part.group for part in prepared} or {self._group(write)}
+        groups = {part.group for part in prepared}
         if len(groups) > 1:
             raise DeliveryError(
                 f"committing {write}: its tasks belong to several runs ({', '.join(sorted(groups))}), so no row is "

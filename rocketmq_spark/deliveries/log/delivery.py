@@ -179,25 +179,30 @@ def check_stream(options: SinkOptions, plan: LogPlan, write: Write, begun: Itera
 
     The log has attempts at the writes `begun`. Spark begins a micro-batch after the end of the one before.
     """
-    newest, name = plan.newest, options.transactional_id
     if plan.write is not None:
         return
-    if newest is None:
-        if write.batch_id > 0 and not options.start_anew:
-            raise OptionError(
-                f"{write}: the decision log has no record of transactionalId={name}, so it is unknown whether the "
-                "micro-batch was committed: the log has expired, its broker is not registered, or transactionalKey has "
-                "not the key of its records. Start the broker, give the key, or set startAnew=true if repeated rows "
-                "are acceptable"
-            )
+    check_newest(options, plan.newest, write)
+    if plan.newest is None:
         return
-    check_query(options, newest, write.query, str(write))
-    latest = max((other.batch_id for other in (newest, *begun) if other.query == write.query), default=0)
+    latest = max((other.batch_id for other in (plan.newest, *begun) if other.query == write.query), default=0)
     if write.batch_id < latest:
         raise OptionError(
-            f"{write}: the decision log of transactionalId={name} has micro-batch {latest} already, so the "
-            "checkpoint is an old copy. Restore the newest checkpoint, or use another transactionalId and "
-            "startAnew=true if repeated rows are acceptable"
+            f"{write}: the decision log of transactionalId={options.transactional_id} has micro-batch {latest} "
+            "already, so the checkpoint is an old copy. Restore the newest checkpoint, or use another transactionalId "
+            "and startAnew=true if repeated rows are acceptable"
+        )
+
+
+def check_newest(options: SinkOptions, newest: Write | None, write: Write) -> None:
+    """Raise an OptionError if a log whose newest micro-batch is `newest` is none of the query, as `check_query`."""
+    if newest is not None:
+        check_query(options, newest, write.query, str(write))
+    elif write.batch_id > 0 and not options.start_anew:
+        raise OptionError(
+            f"{write}: the decision log has no record of transactionalId={options.transactional_id}, so it is unknown "
+            "whether the micro-batch was committed: the log has expired, its broker is not registered, or "
+            "transactionalKey has not the key of its records. Start the broker, give the key, or set startAnew=true if "
+            "repeated rows are acceptable"
         )
 
 

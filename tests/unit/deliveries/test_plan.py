@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +17,7 @@ from rocketmq_spark.deliveries.base import PartitionTask, Write
 from rocketmq_spark.deliveries.effectively_once.delivery import EffectivelyOnce
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared, TransactionPlan
 from rocketmq_spark.deliveries.log.delivery import check_stream, forget_logs
-from rocketmq_spark.errors import DeliveryError, OptionError
+from rocketmq_spark.errors import DataLossError, DeliveryError, OptionError
 from rocketmq_spark.metrics import Recorder
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
@@ -24,7 +25,7 @@ from rocketmq_spark.sink.task import SendRules
 from rocketmq_spark.spark.ordered_queues import query_of
 from rocketmq_spark.testing import FakeCluster, Reply
 from rocketmq_spark.testing.fake_storage import TopicSettings
-from tests.support.two_phase import WRITE, Driver, visible
+from tests.support.two_phase import WRITE, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 PLAN = TransactionPlan(run_id="run", write=None, done=False, newest=None, key_id="")
@@ -138,8 +139,46 @@ def test_skipped_rows_are_no_other_rows_of_a_committed_micro_batch(
 def test_an_empty_micro_batch_is_recorded(first: Driver) -> None:
     write = Write("0", "query")
     plan = first.plan()
-    first.commit(plan, write, [])
+    first.commit(plan, write, prepared(first, write, []))
     assert first.plan().planned.newest == write
+
+
+@contextmanager
+def home_goes_down(cluster: FakeCluster, first: Driver, clock: MovedClock) -> Iterator[Driver]:
+    """Stop the broker of the log, and return a driver that does not know it: other records of it have expired."""
+    home = first.log.require_home()
+    (other,) = cluster.brokers.keys() - {home.broker_name}
+    store = cluster.brokers[other].storage.store
+    store.expired = {queue: store.end(queue) for queue in store.queues if queue.topic == home.topic}
+    forget_logs()
+    cluster.kill(home.broker_name)
+    with driver(cluster, clock) as last:
+        yield last
+
+
+def test_a_decision_that_only_the_tasks_have_found_is_not_replaced(
+    cluster: FakeCluster, first: Driver, clock: MovedClock
+) -> None:
+    write = Write("0", "query")
+    first.decide_and_crash(ROWS, 7, write)
+    recorder, batches = Recorder(write.query, write.batch_id, 0), iter([pa.record_batch({"body": ROWS})])
+    result = first.plan().write_partition(PartitionTask(recorder, batches, first._open_instance, no_send))
+    assert result is not None
+    with home_goes_down(cluster, first, clock) as last, pytest.raises(DataLossError, match="its decision has expired"):
+        last.commit(last.plan(), write, [result])
+
+
+def test_a_micro_batch_is_not_decided_in_a_second_log(cluster: FakeCluster, first: Driver, clock: MovedClock) -> None:
+    for number in range(2):
+        write = Write(str(number), "query")
+        parts = prepared(first, write, [])
+        if number == 0:
+            first.commit(first.plan(), write, parts)
+    with (
+        home_goes_down(cluster, first, clock) as last,
+        pytest.raises(OptionError, match="its broker is not registered"),
+    ):
+        last.commit(last.plan(), write, parts)
 
 
 def test_rows_of_an_aborted_write_are_rolled_back(cluster: FakeCluster, first: Driver) -> None:
