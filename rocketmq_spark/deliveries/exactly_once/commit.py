@@ -146,6 +146,7 @@ class TwoPhaseCommit:
 
     def _check_halves(self, write: Write, halves: Halves, group: str, timeout: int) -> None:
         """Raise if `timeout` (ms) leaves no time for the commits, clocks differ, or half messages are lost."""
+        halves.check_not_lost(str(write))
         if halves.oldest is None:
             return
         age = self.brokers.runtime.wall_clock() * 1000 - halves.oldest.born_timestamp
@@ -224,11 +225,8 @@ class TwoPhaseCommit:
         """
         rows = np.bincount(halves.codes, minlength=len(halves.queues))
         ends = self.brokers.max_offsets(halves.queues)
-        lost = [
-            queue
-            for queue, count in zip(halves.queues, rows.tolist(), strict=True)
-            if ends[queue] - decision.start_offsets[queue] < count
-        ]
+        counts = zip(halves.queues, rows.tolist(), strict=True)
+        lost = [queue for queue, count in counts if ends[queue] - decision.start_offsets[queue] < count]
         if lost:
             text = "%s: queues %s have fewer messages than committed rows: %s; finding out which ones are missing"
             logger.warning(text, decision.write, ", ".join(map(str, lost)), LOST_TAIL)

@@ -128,12 +128,6 @@ class ExactlyOnce(LoggedDelivery[Prepared, TransactionPlan]):
                     warn_of_other_rows(write, log.writes[write], sum(part.counted_rows for part in done.results))
                 return two_phase.finish(write)
             halves, group = self._together(write, prepared)
-            if halves.has_lost_ones:
-                raise DeliveryError(
-                    f"committing {write}: a broker has acknowledged a half message at an offset of an earlier one, so "
-                    "it has lost the earlier one (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that "
-                    "lacked it became the master). No row is committed. Run the job again"
-                )
             return two_phase.commit(write, halves, group)
 
     def abort(self, open_instance: OpenInstance, done: TaskResults[Prepared]) -> None:

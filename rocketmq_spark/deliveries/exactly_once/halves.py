@@ -21,7 +21,7 @@ from rocketmq_spark.deliveries.log.brokers import Brokers
 from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.half import ROWS_PER_MANIFEST, Half
 from rocketmq_spark.deliveries.log.records import Decision
-from rocketmq_spark.errors import MQClientException
+from rocketmq_spark.errors import DeliveryError, MQClientException
 from rocketmq_spark.model.message import MessageQueue, SendOutcome
 from rocketmq_spark.model.message_ext import decode_message_id
 from rocketmq_spark.model.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
@@ -110,11 +110,10 @@ class Halves:
             raise ValueError("a half message is listed twice")
         return cls(tuple(queues), codes.astype(np.int32), commit_log_offsets, queue_offsets, youngest, None)
 
-    @property
-    def has_lost_ones(self) -> bool:
-        """Whether a broker has lost some of the half messages: later ones have their places, in log or queue.
+    def check_not_lost(self, write: str) -> None:
+        """Raise a DeliveryError if a broker has lost some of the half messages, and later ones have their places.
 
-        A broker has one queue of half messages. It is in the order of the commit log.
+        The places are in the commit log, or in the broker's only queue of half messages, which is in the same order.
         """
         numbers: dict[str, int] = {}
         names = [numbers.setdefault(queue.broker_name, len(numbers)) for queue in self.queues]
@@ -122,7 +121,12 @@ class Halves:
         order = np.lexsort((self.queue_offsets, self.commit_log_offsets, brokers))
         columns = brokers, self.commit_log_offsets, self.queue_offsets
         next_broker, next_in_log, next_in_queue = (np.diff(column[order]) for column in columns)
-        return bool(((next_broker == 0) & ((next_in_log == 0) | (next_in_queue <= 0))).any())
+        if ((next_broker == 0) & ((next_in_log == 0) | (next_in_queue <= 0))).any():
+            raise DeliveryError(
+                f"committing {write}: a broker has acknowledged a half message at an offset of an earlier one, so it "
+                "has lost the earlier one (a power failure with flushDiskType=ASYNC_FLUSH, or a slave that lacked it "
+                "became the master). Neither of them is committed. Run the job again"
+            )
 
     def select(self, rows: npt.NDArray[np.intp]) -> Halves:
         """Return some of the half messages. `youngest` and `oldest` stay those of all."""

@@ -6,10 +6,12 @@ from collections import Counter
 
 import pytest
 
+from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared
 from rocketmq_spark.deliveries.exactly_once.halves import concat
+from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.errors import BrokerBusyException, DataLossError, DeliveryError
-from rocketmq_spark.model.message import Message, MessageQueue
+from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
 from rocketmq_spark.testing import FakeCluster
 from tests.support.resume import (
     ROWS,
@@ -98,6 +100,28 @@ def test_a_write_is_not_decided_if_later_tasks_replace_lost_half_messages(
         both = Prepared(group, concat([first, later]).to_bytes())
         with pytest.raises(DeliveryError, match="a half message at an offset of an earlier one"):
             job.commit(planned, WRITE, [both])
+
+
+def test_a_round_is_not_decided_if_later_half_messages_replace_lost_ones() -> None:
+    with FakeCluster(brokers=1, topics={TOPIC: 1}) as cluster:
+        clock, (broker,) = MovedClock(cluster), cluster.brokers.values()
+
+        class FailingBroker(TwoPhaseCommit):
+            """A recovery whose broker loses some of the first new half messages before it stores the others."""
+
+            def _content(self, half: Half, group: str, properties: str) -> tuple[EncodedBatch, MessageQueue]:
+                if half == halves[300]:
+                    broker.storage.store.truncate(len(broker.storage.store.log) - 40)
+                return super()._content(half, group, properties)
+
+        with driver(cluster, clock) as first:
+            halves, _ = first.open().decide_and_crash(ROWS, 10)
+        text = "a half message at an offset of an earlier one"
+        with driver(cluster, clock, commit=FailingBroker) as second, pytest.raises(DeliveryError, match=text):
+            second.open().two_phase.finish(WRITE)
+        with driver(cluster, clock) as third:
+            third.open().two_phase.finish(WRITE)
+        assert visible(cluster) == Counter(ROWS)
 
 
 def test_requests_go_to_the_new_master_if_the_old_one_is_busy() -> None:
