@@ -151,6 +151,8 @@ class ModelBroker:
         # The first message of each queue that is left.
         self.first: defaultdict[MessageQueue, int] = defaultdict(int)
         self.lost: list[Entry] = []
+        # How often it has failed, or was replaced.
+        self.failures = 0
         self._world = world
         self._log: list[Entry] = []
 
@@ -271,6 +273,7 @@ class ModelBroker:
         self._cut(max(0, len(self._log) - self._world.rng.randrange(_LACKED)))
 
     def _cut(self, kept: int) -> None:
+        self.failures += 1
         # The transactionTopic keeps what was acknowledged, by assumption.
         last = max(
             (at for at, entry in enumerate(self._log) if entry.queue.topic == LOG and entry.acknowledged), default=-1

@@ -218,6 +218,10 @@ class ModelTransport:
             late = RemotingTimeoutException(f"{broker.name}: no answer")
             world.call_later(timeout, lambda: end(late))
 
+    def connection(self, address: str) -> object:
+        """Return what stands for the connection to a broker."""
+        return self.cluster.by_address[address].failures
+
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Send the end of a half message without waiting for an answer."""
         sender = Sender(self.attempt, self.world.now, process=self.process)

@@ -179,10 +179,9 @@ class TwoPhaseCommit:
     def _decide(self, write: Write, round_: int, group: str, halves: Halves, timeout: int) -> Decision:
         """Store a decision, and return the decision that takes effect."""
         ends = self.brokers.max_offsets(halves.queues)
-        assert self.log.home is not None, "`DecisionLog.open` precedes"
         names, claim = {queue.broker_name for queue in halves.queues}, None
         if self.log.writes:
-            self.log.append_homes(self.brokers, write, names - {self.log.home.broker_name})
+            self.log.append_homes(self.brokers, write, names - {self.log.require_home().broker_name})
         else:
             claim = self.log.claim_home(self.brokers, write, names)
         decision = Decision(
@@ -213,16 +212,18 @@ class TwoPhaseCommit:
         # The brokers have flushed and replicated the commits then.
         self.log.await_stored(self.brokers, decision.write, {queue.broker_name for queue in halves.queues})
         report.commit_s += self.brokers.clock() - started
-        if self._has_lost_rows(decision, halves):
+        if self._has_lost_rows(decision, halves, sender):
             return self._recover(decision, report)
         self._complete(decision, report)
         return report
 
-    def _has_lost_rows(self, decision: Decision, halves: Halves) -> bool:
-        """Return whether a queue has fewer messages since the decision than rows: its broker has lost some of them.
+    def _has_lost_rows(self, decision: Decision, halves: Halves, sender: EndSender) -> bool:
+        """Return whether a broker has lost rows: it commits with code 0 before it has flushed or replicated them.
 
-        A broker commits with code 0 before it has flushed or replicated the row, and may fail then.
+        Then a queue has fewer messages since the decision than rows, unless other producers have stored some.
         """
+        if sender.has_lost_connections():
+            return not self._committed(decision, halves).all()
         rows = np.bincount(halves.codes, minlength=len(halves.queues))
         ends = self.brokers.max_offsets(halves.queues)
         counts = zip(halves.queues, rows.tolist(), strict=True)

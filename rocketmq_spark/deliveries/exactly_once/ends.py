@@ -68,9 +68,11 @@ class EndSender:
         self._open_lanes: dict[_Lane, None] = {}
         # Requests that failed before they were sent; the calling thread handles them.
         self._unsent: list[tuple[_Lane, int, RocketMQError]] = []
+        self._connections: list[object] = []
 
     def run(self) -> None:
         """Send the requests and take all answers; does not raise for the errors of requests."""
+        self._connections = self._connections_now()
         with self._changed:
             self._open_lanes = dict.fromkeys(self._lanes())
             for lane in tuple(self._open_lanes):
@@ -85,6 +87,15 @@ class EndSender:
                 pause = min((lane.waits_until - now for lane in resting if lane.waits_until > now), default=None)
                 if self._open_lanes and not self._unsent:
                     self._changed.wait(pause)
+
+    def has_lost_connections(self) -> bool:
+        """Return whether a broker may have failed since `run` began, and have lost ends that it had acknowledged."""
+        return self._connections != self._connections_now()
+
+    def _connections_now(self) -> list[object]:
+        names = dict.fromkeys(queue.broker_name for queue in self._halves.queues)
+        addresses = map(self._brokers.instance.routes.master_of, names)
+        return [address and self._brokers.transport.connection(address) for address in addresses]
 
     def _handle_unsent(self) -> None:
         while self._unsent:

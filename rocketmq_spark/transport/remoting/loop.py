@@ -111,7 +111,7 @@ class IoLoop:
         self._scratch = memoryview(b"")
         self._pid, self._forks = os.getpid(), _forks
         self._lock = threading.Lock()
-        self._by_address: dict[str, Connection] = {}
+        self.by_address: dict[str, Connection] = {}
         self.closed = False
         self._cause: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -128,7 +128,7 @@ class IoLoop:
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "not started" if self._thread is None else "running"
-        return f"<IoLoop {state}, {list(self._by_address.values())}>"
+        return f"<IoLoop {state}, {list(self.by_address.values())}>"
 
     @property
     def in_own_thread(self) -> bool:
@@ -147,8 +147,8 @@ class IoLoop:
     def submit(self, address: str, request: Request) -> None:
         """Send a request over the connection to `address`, and open the connection if necessary. From any thread."""
         self.check()
-        connection, fresh = self._by_address.get(address), False
-        if connection is None and len(self._by_address) >= _MOST_CONNECTIONS:
+        connection, fresh = self.by_address.get(address), False
+        if connection is None and len(self.by_address) >= _MOST_CONNECTIONS:
             text = f"connecting to {address}: {_MOST_CONNECTIONS} connections are open already, which is the limit"
             hint = "Nothing was sent. Check that nameServer has the right addresses: no cluster has so many brokers"
             self.refuse(request, RemotingConnectException(f"{text}. {hint}"))
@@ -180,10 +180,10 @@ class IoLoop:
             # Without the lock: the thread that holds it may exist in the parent only. Closing descriptors does not
             # close the parent's connections.
             self.closed = True
-            for connection in [*self._adopted, *self._by_address.values()]:
+            for connection in [*self._adopted, *self.by_address.values()]:
                 if connection.sock is not None:
                     connection.sock.close()
-            self._by_address.clear()
+            self.by_address.clear()
             self._release()
             return
         with self._lock:
@@ -223,14 +223,14 @@ class IoLoop:
     def _connection(self, address: str) -> tuple[Connection, bool]:
         with self._lock:
             self.check()
-            connection = self._by_address.get(address)
+            connection = self.by_address.get(address)
             if connection is not None and connection.state in (State.CONNECTING, State.OPEN):
                 return connection, False
             self._start()
             connection = Connection(
                 address, self.clock, self._connect_timeout, self._attend, self._on_request, self._secure, self._runtime
             )
-            self._by_address[address] = connection
+            self.by_address[address] = connection
             return connection, True
 
     def _start(self) -> None:
@@ -349,8 +349,8 @@ class IoLoop:
                 completions += connection.close(now, reason, MemoryError("too much is unfinished"))
         if connection.state is State.DRAINING or connection.state is State.CLOSED:
             with self._lock:
-                if self._by_address.get(connection.address) is connection:
-                    del self._by_address[connection.address]
+                if self.by_address.get(connection.address) is connection:
+                    del self.by_address[connection.address]
         try:
             self._watch(connection)
         finally:
@@ -381,8 +381,8 @@ class IoLoop:
         with self._lock:
             self._cause = cause
             self.closed = True
-            connections = dict.fromkeys([*self._adopted, *self._by_address.values()])
-            self._by_address.clear()
+            connections = dict.fromkeys([*self._adopted, *self.by_address.values()])
+            self.by_address.clear()
         for connection in connections:
             reason = "the transport was closed" if cause is None else f"the transport's thread failed ({cause!r})"
             try:

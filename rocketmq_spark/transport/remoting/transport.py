@@ -285,6 +285,10 @@ class RemotingTransport(Closes):
         expires = self.clock() + timeout
         self.client.start(address, Request(code, fields, (), timeout, on_answer, expires, remark=request.remark))
 
+    def connection(self, address: str) -> object | None:
+        """Return what stands for the connection to an address. It changes when the connection is lost."""
+        return self.client.loop.by_address.get(address)
+
     def end_transaction_oneway(self, address: str, request: EndTransaction, timeout: float) -> None:
         """Send END_TRANSACTION without waiting for an answer; see `Transactions.end_transaction_oneway`."""
         fields = headers.end_transaction_fields(request)

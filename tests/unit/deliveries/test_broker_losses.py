@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import pytest
 
+from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared
 from rocketmq_spark.deliveries.exactly_once.halves import concat
+from rocketmq_spark.deliveries.log.brokers import Brokers
+from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.half import Half
 from rocketmq_spark.errors import BrokerBusyException, DataLossError, DeliveryError
 from rocketmq_spark.model.message import EncodedBatch, Message, MessageQueue
@@ -122,6 +126,31 @@ def test_a_round_is_not_decided_if_later_half_messages_replace_lost_ones() -> No
         with driver(cluster, clock) as third:
             third.open().two_phase.finish(WRITE)
         assert visible(cluster) == Counter(ROWS)
+
+
+def test_lost_commits_are_noticed_if_others_fill_their_offsets(cluster: FakeCluster, clock: MovedClock) -> None:
+    class FailingBroker(DecisionLog):
+        """A log before whose barrier a broker fails, and loses commits that it has answered with success."""
+
+        failed = False
+
+        def await_stored(self, brokers: Brokers, write: Write, broker_names: Collection[str]) -> None:
+            if not self.failed:
+                self.failed, store = True, cluster.brokers["broker-0"].storage.store
+                cluster.kill("broker-0")
+                lost = store.log[-3:]
+                assert all(entry.read.topic == TOPIC for entry in lost)
+                store.truncate(len(store.log) - 3)
+                cluster.restart("broker-0")
+                for entry in lost:
+                    store.put(entry.stored_in, [Message(TOPIC, b"other")], 0)
+                refresh_routes(job)
+            super().await_stored(brokers, write, broker_names)
+
+    with driver(cluster, clock, log=FailingBroker) as job:
+        report = job.open().two_phase.commit(WRITE, *job.prepare(ROWS[:40]))
+    assert visible(cluster) == Counter({**Counter(ROWS[:40]), "other": 3})
+    assert report.recovered_rows == 3
 
 
 def test_requests_go_to_the_new_master_if_the_old_one_is_busy() -> None:

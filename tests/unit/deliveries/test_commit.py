@@ -40,6 +40,14 @@ def test_rows_are_visible_once_after_the_commit(cluster: FakeCluster, first: Dri
     assert first.log.writes[WRITE].done
 
 
+def test_a_commit_without_faults_reads_no_row(cluster: FakeCluster, first: Driver) -> None:
+    pulled = Counter[str]()
+    for broker in cluster.brokers.values():
+        broker.always[RequestCode.PULL_MESSAGE] = lambda request: pulled.update([request.ext_fields["topic"]])
+    first.two_phase.commit(WRITE, *first.prepare(ROWS))
+    assert set(pulled) == {first.log.topic}
+
+
 def test_a_write_without_rows_is_decided_and_done(first: Driver) -> None:
     halves, group = first.prepare([])
     first.two_phase.commit(WRITE, halves, group)

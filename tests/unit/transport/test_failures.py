@@ -322,7 +322,7 @@ def test_incomplete_frame_closes_the_connection_although_bytes_arrive(
         session.wait_for_hangup()
 
     def arrivals() -> int:
-        return sum(connection._arrivals for connection in transport.client.loop._by_address.values())
+        return sum(connection._arrivals for connection in transport.client.loop.by_address.values())
 
     with Peer(damaged, Session.serve) as peer:
         transport.send(request_to(peer.address), 3.0, outcomes)
