@@ -68,9 +68,12 @@ def without(name: str, patch: pytest.MonkeyPatch) -> None:
     if name == "first decision wins":
         without_first_wins(patch)
         return
+    fence = TwoPhaseCommit._fence
+    if name == "barrier":
+        patch.setattr(commit, "BARRIER_WAIT", 0.0)
     changes: dict[str, tuple[object, str, object]] = {
-        "fence": (TwoPhaseCommit, "_fence", lambda self, decision: None),
-        "barrier": (commit, "BARRIER_WAIT", 0.0),
+        "fence": (TwoPhaseCommit, "_fence", lambda self, decision: 0.0),
+        "barrier": (TwoPhaseCommit, "_fence", lambda self, decision: min(fence(self, decision), 0.0)),
         "one end": (ends, "_is_not_executed", lambda error: error.maybe_stored),
         "no older micro-batch": (DecisionLog, "is_superseded", lambda self, write: False),
         "signatures": (LogKeys, "opened", believed),

@@ -49,7 +49,7 @@ def without_first_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "fence": lambda patch: patch.setattr(TwoPhaseCommit, "_fence", lambda self, decision: None),
+    "fence": lambda patch: patch.setattr(TwoPhaseCommit, "_fence", lambda self, decision: 0.0),
     "one end": lambda patch: patch.setattr(ends, "_is_not_executed", lambda error: error.maybe_stored),
     "first decision wins": without_first_wins,
     "no older micro-batch": lambda patch: patch.setattr(DecisionLog, "is_superseded", lambda self, write: False),

@@ -54,7 +54,7 @@ _RECOVERY_MS_PER_ROW: Final = 1
 _QUEUES_AT_ONCE: Final = 8
 # How many rows a recovery holds in memory.
 _ROWS_AT_ONCE: Final = 256
-# The share of ``transactionTimeoutMs`` that must be left for the commits.
+# The share of ``transactionTimeoutMs`` that must be left for the commits, and by which clocks may differ.
 _MARGIN: Final = 0.1
 # Where brokers keep half messages; the second topic is 5.5.0's with ``transRocksDBEnable=true``.
 _HALF_TOPICS: Final = ("RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC")
@@ -129,8 +129,7 @@ class TwoPhaseCommit:
                 f"{self.log.transactional_id}, or its broker is not registered. Start the broker and run the job "
                 "again, or find out by the rows that consumers see whether the write is complete"
             )
-        report = CommitReport()
-        return report if state.done else self._recover(state.last, report)
+        return CommitReport() if state.done else self._recover(state.last, CommitReport())
 
     def prepare(self, broker_names: Collection[str]) -> None:
         """Create the topic of the log on brokers that lack it, and check that brokers reject late commits."""
@@ -224,9 +223,8 @@ class TwoPhaseCommit:
         """
         if sender.has_lost_connections():
             return not self._committed(decision, halves).all()
-        rows = np.bincount(halves.codes, minlength=len(halves.queues))
         ends = self.brokers.max_offsets(halves.queues)
-        counts = zip(halves.queues, rows.tolist(), strict=True)
+        counts = zip(halves.queues, np.bincount(halves.codes, minlength=len(halves.queues)).tolist(), strict=True)
         lost = [queue for queue, count in counts if ends[queue] - decision.start_offsets[queue] < count]
         if lost:
             text = "%s: queues %s have fewer messages than committed rows: %s; finding out which ones are missing"
@@ -242,12 +240,10 @@ class TwoPhaseCommit:
     def _recover(self, decision: Decision, report: CommitReport) -> CommitReport:
         """Complete a decision of any driver, in as many rounds as it takes."""
         started = self.brokers.clock()
-        broker_names = {half.queue.broker_name for half in decision.youngest}
         self._check_topics(decision)
         halves = read_halves(self.brokers, self.log, decision)
-        self._fence(decision)
-        self.brokers.runtime.sleep(BARRIER_WAIT)
-        self.log.await_stored(self.brokers, decision.write, broker_names)
+        self.brokers.runtime.sleep(max(self._fence(decision), BARRIER_WAIT))
+        self.log.await_stored(self.brokers, decision.write, {half.queue.broker_name for half in decision.youngest})
         committed = self._committed(decision, halves)
         report.recovery_rounds += 1
         report.recover_s += self.brokers.clock() - started
@@ -307,20 +303,28 @@ class TwoPhaseCommit:
             )
         return stored
 
-    def _fence(self, decision: Decision) -> None:
-        """Return when each broker rejects ENDs of the youngest half message, and so of all others, as too late."""
+    def _fence(self, decision: Decision) -> float:
+        """Return when each broker rejects ENDs of the youngest half message, and so of all others, as too late.
+
+        Returns after how many seconds it will reject them also if its clock goes back, or a slave becomes the master,
+        by as much as clocks may differ.
+        """
         self.brokers.for_each(decision.youngest, lambda half: self._view(half, decision.group))
-        deadline = max((half.born_timestamp for half in decision.youngest), default=0) + decision.timeout_ms
+        deadline = (max((half.born_timestamp for half in decision.youngest), default=0) + decision.timeout_ms) / 1000
         # Until then the broker would execute the rollbacks.
-        wait = min(deadline / 1000 - self.brokers.runtime.wall_clock(), decision.timeout_ms / 1000)
+        wait = min(deadline - self.brokers.runtime.wall_clock(), decision.timeout_ms / 1000)
         if decision.youngest and wait > 0:
             text = "%s: waiting %.0f s until the brokers accept no more commits of round %d"
             logger.warning(text, decision.write, wait, decision.round)
             self.brokers.runtime.sleep(wait)
-        self.brokers.for_each(decision.youngest, lambda half: self._await_deadline(half, decision))
+        passed = self.brokers.for_each(decision.youngest, lambda half: self._await_deadline(half, decision))
+        margin = self.brokers.options.transaction_timeout_ms * _MARGIN / 1000
+        left = max((deadline, *passed.values())) + 2 * margin - self.brokers.runtime.wall_clock()
+        return min(left, margin)
 
-    def _await_deadline(self, half: Half, decision: Decision) -> None:
-        expires = self.brokers.clock() + decision.timeout_ms / 1000 + self.brokers.patience
+    def _await_deadline(self, half: Half, decision: Decision) -> float:
+        """Return when the deadline has passed (epoch seconds), 0 if that is unknown."""
+        passed, expires = 0.0, self.brokers.clock() + decision.timeout_ms / 1000 + self.brokers.patience
         while (error := self._roll_back_now(half, decision.group)) is None or error.retriable:
             if self.brokers.clock() >= expires:
                 raise DeliveryError(
@@ -329,8 +333,10 @@ class TwoPhaseCommit:
                     "again"
                 )
             self.brokers.runtime.sleep(_FENCE_POLL)
+            passed = self.brokers.runtime.wall_clock()
         if not (isinstance(error, MQBrokerException) and error.response_code == ResponseCode.ILLEGAL_OPERATION):
             raise error
+        return passed
 
     def _roll_back_now(self, half: Half, group: str) -> RocketMQError | None:
         """Try to roll a half message back; return the error."""
@@ -346,12 +352,8 @@ class TwoPhaseCommit:
 
     def _committed(self, decision: Decision, halves: Halves) -> npt.NDArray[np.bool_]:
         """Return which half messages of a decision are committed."""
-        numbers = {
-            (halves.queues[code].broker_name, offset): row
-            for row, (code, offset) in enumerate(
-                zip(halves.codes.tolist(), halves.commit_log_offsets.tolist(), strict=True)
-            )
-        }
+        places = zip(halves.codes.tolist(), halves.commit_log_offsets.tolist(), strict=True)
+        numbers = {(halves.queues[code].broker_name, offset): row for row, (code, offset) in enumerate(places)}
         committed = np.zeros(len(halves), np.bool_)
         ends = self.brokers.max_offsets(decision.start_offsets)
         is_own = partial(self._is_of, decision.group)
@@ -374,8 +376,7 @@ class TwoPhaseCommit:
 
     def _prepare_again(self, missing: Halves, old_group: str, group: str, timeout: int) -> Halves:
         """Store half messages with the content of others, and return them."""
-        properties = half_properties(group, timeout)
-        collector = HalfCollector()
+        properties, collector = half_properties(group, timeout), HalfCollector()
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
             contents = self.brokers.for_each(rows, lambda row: self._content(missing[row], old_group, properties))

@@ -48,4 +48,4 @@ def wait(write: str) -> None:
 
 RemotingTransport.end_transaction = held  # type: ignore[assignment]
 if not settings.get("fence", True):
-    TwoPhaseCommit._fence = lambda self, decision: None
+    TwoPhaseCommit._fence = lambda self, decision: 0.0

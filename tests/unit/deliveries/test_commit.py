@@ -14,6 +14,7 @@ import pytest
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.exactly_once.commit import TwoPhaseCommit, group_of
 from rocketmq_spark.deliveries.exactly_once.delivery import Prepared
+from rocketmq_spark.deliveries.exactly_once.ends import EndSender
 from rocketmq_spark.deliveries.exactly_once.half_sender import store_halves
 from rocketmq_spark.deliveries.exactly_once.halves import Halves
 from rocketmq_spark.deliveries.log.brokers import Brokers
@@ -135,11 +136,35 @@ def test_late_commits_of_a_paused_driver_change_nothing(cluster: FakeCluster, cl
     assert visible(cluster) == ONCE
 
 
+def test_late_commits_change_nothing_if_the_clock_of_a_broker_goes_back(
+    cluster: FakeCluster, clock: MovedClock, first: Driver
+) -> None:
+    halves, _ = first.decide_and_crash(ROWS, 5)
+
+    class LateCommits(TwoPhaseCommit):
+        """Has found out which rows are missing when the clocks go back by 5 s: they may differ by a tenth of 60 s."""
+
+        late: EndSender | None = None
+
+        def _prepare_again(self, missing: Halves, old_group: str, group: str, timeout: int) -> Halves:
+            clock.ahead -= 5
+            self.late = first.end(halves.select(np.arange(5, 20)), old_group)
+            return super()._prepare_again(missing, old_group, group, timeout)
+
+    with driver(cluster, clock, commit=LateCommits) as second:
+        second.open().two_phase.finish(WRITE)
+        assert isinstance(second.two_phase, LateCommits)
+        assert second.two_phase.late is not None
+        assert not second.two_phase.late.acknowledged.any()
+    assert visible(cluster) == ONCE
+
+
 class UnfencedCommit(TwoPhaseCommit):
     """Recovers without a fence."""
 
-    def _fence(self, decision: Decision) -> None:
+    def _fence(self, decision: Decision) -> float:
         """Return at once."""
+        return 0.0
 
 
 def test_without_the_fence_late_commits_repeat_rows(cluster: FakeCluster, clock: MovedClock, first: Driver) -> None:
