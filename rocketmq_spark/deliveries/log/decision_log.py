@@ -67,8 +67,9 @@ class DecisionLog:
     everything: bool = False
     # The last two start offsets of different writes.
     start_offsets: list[StartOffsets] = field(default_factory=list)
-    # Where the queues ended when `open` searched them.
+    # Where the queues ended when `open` searched them, and those that could be written then.
     _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
+    _writable: Sequence[MessageQueue] = field(default=(), init=False)
     # The `writes` of streams by query. There may be many queries.
     _of_query: dict[str, dict[Write, WriteState]] = field(default_factory=dict, init=False)
     # From which offset of the home on `_away` is known, and the offset of the newest record that names another home.
@@ -90,15 +91,15 @@ class DecisionLog:
         self.newest, self.everything = None, everything
         self._away_from = self._away = -1
         self.records.forget_first_offsets()
-        self.home, ends = self._look_up_home(brokers), self._searched
+        self.home = self._look_up_home(brokers)
         if self.home is None:
-            self.home = max(ends, key=self._draw)
-            self.position = ends[self.home]
+            self.home = max(self._writable, key=self._draw)
+            self.position = self._searched[self.home]
             # Otherwise a missing right would show after the first decision, when the driver reads it back.
             brokers.check_readable(self.home)
             return
         brokers.address_of(self.home)
-        if self.home not in ends:
+        if self.home not in self._writable:
             raise MQClientException(
                 f"the decision log of transactionalId={self.transactional_id} is in queue {self.home}, which is "
                 "not writable now: make broker and topic writable (brokerPermission=6, mqadmin updateTopicPerm -p 6)"
@@ -278,8 +279,10 @@ class DecisionLog:
 
     def _look_up_home(self, brokers: Brokers) -> MessageQueue | None:
         """Return the home that the queues' newest records name; None without a record."""
+        # A broker that allows only reads may have the home.
+        self._writable, read_only = self.records.queues(brokers), self.records.read_only_queues(brokers)
         # Before the search, so that no record between the search and the first reading is missed.
-        self._searched = ends = brokers.max_offsets(self.records.queues(brokers))
+        self._searched = ends = brokers.max_offsets((*self._writable, *read_only))
         named = self._homes(brokers, ends)
         homes: dict[MessageQueue, bool] = {}
         for found in named.values():
@@ -300,7 +303,7 @@ class DecisionLog:
         return brokers.for_each(ends, lambda queue: homes_in(queue, self.records.search(brokers, queue, ends[queue])))
 
     def _only(self, homes: Mapping[MessageQueue, bool]) -> MessageQueue:
-        """Return the home with decisions, or one of the claimed homes, if possible one that is down now."""
+        """Return the home with decisions, or one of the claimed homes, if possible one that is not writable now."""
         decided = [home for home, has_decision in homes.items() if has_decision]
         if len(decided) > 1:
             raise MQClientException(
@@ -309,7 +312,7 @@ class DecisionLog:
                 "drivers saw no common broker. Rows of the first write may be stored twice: compare them with the "
                 "topic, and use another transactionalId"
             )
-        return decided[0] if decided else max(homes, key=lambda home: (home not in self._searched, self._draw(home)))
+        return decided[0] if decided else max(homes, key=lambda home: (home not in self._writable, self._draw(home)))
 
     def _start(self, brokers: Brokers, home: MessageQueue, end: int) -> int:
         """Return an offset from which all records of the newest write follow, if they have not expired."""

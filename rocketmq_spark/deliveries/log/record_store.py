@@ -72,6 +72,17 @@ class RecordStore:
         """Return the queues of the topic that can be written now."""
         return brokers.routes().look_up(self.topic).queues
 
+    def read_only_queues(self, brokers: Brokers) -> Sequence[MessageQueue]:
+        """Return the other queues of the topic that can be read now. They may have records of this id, too."""
+        info = brokers.routes().look_up(self.topic)
+        readable = (
+            MessageQueue(self.topic, data.broker_name, queue_id)
+            for data in info.route.queue_datas
+            if data.broker_name in info.addresses and not info.template
+            for queue_id in range(data.open_queues)
+        )
+        return [queue for queue in readable if queue not in info.queue_set]
+
     def read(
         self, brokers: Brokers, queue: MessageQueue, start: int, end: int, *, complete: bool = False
     ) -> Iterator[Record]:

@@ -293,6 +293,32 @@ def permit(job: Driver, broker: FakeBroker, permission: int) -> None:
     wait_for(lambda: routed == (broker.name in {queue.broker_name for queue in job.brokers.fresh_route(TOPIC).queues}))
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_log_on_a_broker_that_allows_only_reads_is_found(
+    cluster: FakeCluster, job: Driver, *, is_complete: bool
+) -> None:
+    """A broker was added after a driver had begun the log, and replaces the old one."""
+    old, new = cluster.brokers
+    cluster.kill(new)
+    refresh_routes(job)
+    plan = new_plan(job)
+    if is_complete:
+        complete(job, plan, WRITE, run_task(job, plan, WRITE))
+    else:
+        with pytest.raises(Killed):
+            run_task(job, plan, WRITE, dies_after=300)
+    cluster.restart(new)
+    permit(job, cluster.brokers[old], 4)
+    with pytest.raises(MQClientException, match=f"in queue {plan.home}, which is not writable now: make broker and"):
+        new_plan(job)
+    permit(job, cluster.brokers[old], 6)
+    plan = new_plan(job)
+    assert plan.done == is_complete
+    done = run_task(job, plan, WRITE)
+    assert visible(cluster) == Counter(ROWS)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+
+
 @pytest.mark.parametrize("lost", [6, 150])
 @pytest.mark.parametrize("when", ["before the plan", "before the rows", "before the recovery"])
 def test_rows_below_the_start_offset_of_a_queue_that_lost_its_end_are_found(
