@@ -43,7 +43,8 @@ class MessageStore:
     """Stored messages, acknowledged or not.
 
     `queues` has the messages that consumers see, and those of internal topics. `expired` and `removed` have the first
-    remaining offset of each queue; brokers correct the minimum offset only for `expired`.
+    remaining offset of each queue; brokers correct the minimum offset only for `expired`. `unindexed` has the first
+    offset that is left in the index of a queue.
     """
 
     def __init__(self, store_host: str = "127.0.0.1:10911") -> None:
@@ -51,6 +52,7 @@ class MessageStore:
         self.queues: dict[MessageQueue, list[Message]] = {}
         self.expired: dict[MessageQueue, int] = {}
         self.removed: dict[MessageQueue, int] = {}
+        self.unindexed: dict[MessageQueue, int] = {}
         self.log: list[Entry] = []
         self._read: dict[MessageQueue, list[MessageExt]] = {}
 
@@ -148,6 +150,9 @@ class MessageStore:
             return PullOutcome(PullStatus.OFFSET_ILLEGAL, first if offset < first else end, first, end)
         if offset == end:
             return PullOutcome(PullStatus.NO_NEW_MSG, offset, first, end)
+        if offset < self.unindexed.get(queue, 0):
+            # OFFSET_FOUND_NULL, for example while a broker deletes files.
+            return PullOutcome(PullStatus.NO_NEW_MSG, self.unindexed[queue], first, end)
         stop = self._stop(queue, offset, max(1, min(request.target.max_msg_nums, most)))
         left = max(offset, self.removed.get(queue, 0))
         if left >= stop:

@@ -269,13 +269,13 @@ class Brokers:
             outcome = self._pull(target, start)
             stop = min(end, max(outcome.next_begin_offset, start))
             pulled = Pulled(queue, start, stop, outcome.body if outcome.status is PullStatus.FOUND else b"")
-            if complete and outcome.status is not PullStatus.NO_NEW_MSG:
-                # A broker may report a lower minimum offset than it has, and skips messages that it cannot read.
-                # The last one is the usual case. For an answer of 32 records, numpy would take ten times as long.
+            if complete and (stop > start or outcome.status is not PullStatus.NO_NEW_MSG):
+                # A broker may report a lower minimum offset than it has, and skips messages that it cannot read. If it
+                # lacks a part of the index, it answers with NO_NEW_MSG and a later offset. numpy would be slower here.
                 has_each_offset = default_kernel().has_each_offset
                 has_all = stop == start or expression != "*" or has_each_offset(pulled.body, start, stop)
                 missing = [] if has_all else missing_records(pulled)
-                if outcome.status is PullStatus.OFFSET_ILLEGAL or missing:
+                if missing or outcome.status in (PullStatus.OFFSET_ILLEGAL, PullStatus.NO_NEW_MSG):
                     raise _lost(queue, *(missing or [(start, end)])[0], outcome)
             if outcome.status is PullStatus.FOUND:
                 yield pulled

@@ -160,11 +160,14 @@ def test_a_late_answer_does_not_count_for_the_rows_of_an_equal_request(delay: fl
 
 
 def expire(cluster: FakeCluster, how: str, queue: MessageQueue, first: int) -> None:
-    """Delete the messages of a queue before an offset. If they are only `removed`, the broker's minimum is too low."""
+    """Delete the messages of a queue before an offset.
+
+    If they are only `removed` or `unindexed`, the broker's minimum is too low.
+    """
     getattr(broker_of(cluster, queue).storage.store, how)[queue] = first
 
 
-@pytest.mark.parametrize("how", ["expired", "removed"])
+@pytest.mark.parametrize("how", ["expired", "removed", "unindexed"])
 @pytest.mark.parametrize("history", [0, 7])
 def test_expired_messages_of_a_write_are_an_error(cluster: FakeCluster, job: Driver, history: int, how: str) -> None:
     for queue in job.queues:
@@ -180,7 +183,7 @@ def test_expired_messages_of_a_write_are_an_error(cluster: FakeCluster, job: Dri
     assert sum(map(stored_by, cluster.brokers.values())) == before
 
 
-@pytest.mark.parametrize("how", ["expired", "removed"])
+@pytest.mark.parametrize("how", ["expired", "removed", "unindexed"])
 def test_expired_commits_are_an_error(cluster: FakeCluster, clock: MovedClock, first: Driver, how: str) -> None:
     first.decide_and_crash(ROWS[:20], 20)
     expire(cluster, how, first.queues[0], 2)
@@ -188,12 +191,13 @@ def test_expired_commits_are_an_error(cluster: FakeCluster, clock: MovedClock, f
         second.open().two_phase.finish(Write("write-1"))
 
 
-def test_records_that_expired_since_the_plan_are_an_error(cluster: FakeCluster, job: Driver) -> None:
+@pytest.mark.parametrize("how", ["expired", "unindexed"])
+def test_records_that_expired_since_the_plan_are_an_error(cluster: FakeCluster, job: Driver, how: str) -> None:
     plan = new_plan(job)
     # Another driver begins the partition.
     with pytest.raises(Killed):
         run_task(job, new_plan(job), WRITE, **dying_after_stored_rows(cluster, 100))
-    expire(cluster, "expired", plan.home, broker_of(cluster, plan.home).storage.store.end(plan.home))
+    expire(cluster, how, plan.home, broker_of(cluster, plan.home).storage.store.end(plan.home))
     with pytest.raises(DataLossError, match=rf"reading queue {plan.home}: its messages {plan.position} to .* are gone"):
         run_task(job, plan, WRITE)
     # Requests of the dead attempt may have arrived later.
