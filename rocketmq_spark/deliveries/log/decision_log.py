@@ -217,9 +217,8 @@ class DecisionLog:
 
         The first record of the id has the offset of its `claim`; see `append_decision`.
         """
-        record = StartRecord(
-            write=write or ANY_WRITE, since=self.position, start_offsets=dict(start_offsets), claim=claim
-        )
+        since = self.position if write is None else 0
+        record = StartRecord(write=write or ANY_WRITE, since=since, start_offsets=dict(start_offsets), claim=claim)
         self._append(brokers, record)
         if not (self.start_offsets if write is None else self.writes.get(write)):
             raise self._contended(write or ANY_WRITE)
@@ -382,10 +381,12 @@ class DecisionLog:
         self, kind: str, write: Write, start_offsets: Mapping[MessageQueue, int], offset: int
     ) -> None:
         """Keep the start offsets after a write; a write that is completed again keeps the first ones."""
+        if not (write.query if kind == DoneRecord.KIND else write == ANY_WRITE):
+            # A batch write has start offsets of its own, and may end during the first attempts at a micro-batch.
+            return
         after = write if kind == DoneRecord.KIND else None
         # A driver that was frozen while it planned appends start offsets that are too high for the writes since then.
-        is_late = bool(self.start_offsets) and after in (None, self.start_offsets[-1].after)
-        if is_late or (kind == StartRecord.KIND and write != ANY_WRITE):
+        if self.start_offsets and after in (None, self.start_offsets[-1].after):
             return
         self.start_offsets = [*self.start_offsets[-1:], StartOffsets(after, start_offsets, offset)]
 

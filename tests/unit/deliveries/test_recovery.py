@@ -297,6 +297,27 @@ def permit(job: Driver, broker: FakeBroker, permission: int) -> None:
     wait_for(lambda: routed == (broker.name in {queue.broker_name for queue in job.brokers.fresh_route(TOPIC).queues}))
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_a_batch_write_during_a_micro_batch_of_one_log_repeats_no_row(
+    cluster: FakeCluster, job: Driver, number: int, *, is_complete: bool
+) -> None:
+    for earlier in range(number):
+        complete(job, new_plan(job, None), Write(str(earlier), "query"))
+    stream = Write(str(number), "query")
+    with pytest.raises(Killed):
+        run_task(job, new_plan(job, None), stream, **dying_after_stored_rows(cluster, 300))
+    for queue in job.queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 40)
+    plan = new_plan(job)
+    if is_complete:
+        complete(job, plan, WRITE, run_task(job, plan, WRITE, rows=["other"]))
+    plan = new_plan(job, None)
+    done = run_task(job, plan, stream)
+    assert visible(cluster) - Counter(old=160, other=1) == Counter(ROWS)
+    assert complete(job, plan, stream, done).repeated_rows == 0
+
+
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_a_log_on_a_broker_that_allows_only_reads_is_found(
     cluster: FakeCluster, job: Driver, *, is_complete: bool
