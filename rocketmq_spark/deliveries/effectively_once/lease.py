@@ -118,7 +118,8 @@ class Lease:
         error: RocketMQError | None = None
         began = instant(self._runtime)
         try:
-            self.log.refresh(self.brokers)
+            # A frozen process may miss records that have expired since.
+            self.log.refresh(self.brokers, complete=True)
             self.check()
             self.read_at = began
         except DeliveryError as exc:

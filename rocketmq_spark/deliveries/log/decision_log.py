@@ -155,8 +155,11 @@ class DecisionLog:
             f"another queue than {self.home} at this moment. No row of this driver is visible. Run the job again"
         )
 
-    def refresh(self, brokers: Brokers, own: int = -1) -> None:
-        """Read new records; DataLossError if the own one at offset `own` is missing, or others before it expired."""
+    def refresh(self, brokers: Brokers, own: int = -1, *, complete: bool = False) -> None:
+        """Read new records; DataLossError if the one at offset `own` is missing.
+
+        With an argument, it is also a DataLossError if new records have expired.
+        """
         home, known, is_stored = self.require_home(), max(self.position, own + 1), own < 0
         end = brokers.max_offsets([home])[home]
         if end < known:
@@ -166,7 +169,7 @@ class DecisionLog:
             )
         if self._away_from < 0:
             self._away_from = self.position
-        for record in self.records.read(brokers, home, self.position, end, complete=own >= 0):
+        for record in self.records.read(brokers, home, self.position, end, complete=complete or own >= 0):
             is_stored = is_stored or record.offset == own
             if record.home_in(home) != home:
                 self._away = record.offset
@@ -213,9 +216,7 @@ class DecisionLog:
     ) -> None:
         """Store the start offsets of a batch write, or of whichever write is the first one (None).
 
-        The first record counts.
-
-        The first record of the id has the offset of its `claim`; see `append_decision`.
+        The first record counts. That of the id has the offset of its `claim`; see `append_decision`.
         """
         since = self.position if write is None else 0
         record = StartRecord(write=write or ANY_WRITE, since=since, start_offsets=dict(start_offsets), claim=claim)

@@ -113,6 +113,21 @@ def test_a_replaced_attempt_stops_and_its_successor_sends_the_rest(
     assert complete(job, plan, WRITE, *done).repeated_rows == 0
 
 
+def test_an_attempt_that_was_frozen_until_its_log_expired_stops(
+    cluster: FakeCluster, job: Driver, clock: MovedClock
+) -> None:
+    """The records of its successor have expired, too."""
+    plan = new_plan(job)
+    lease = new_lease(job, plan)
+    complete(job, plan, WRITE, run_task(job, plan, WRITE))
+    store = cluster.brokers[plan.home.broker_name].storage.store
+    store.expired[plan.home] = store.end(plan.home)
+    clock.ahead += 100 * 3600.0
+    error = read(lease)
+    assert isinstance(error, DeliveryError)
+    assert f"reading queue {plan.home}: its messages" in str(error)
+
+
 class Counting(MovedClock):
     """Counts the threads that are started."""
 
