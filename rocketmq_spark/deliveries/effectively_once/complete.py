@@ -111,10 +111,11 @@ def complete(
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
     used = _ends(brokers, log, write, attempts, {queue for queue in queues if queue.broker_name in broker_names})
-    old = {} if known is None else {queue: known.by_queue[queue] for queue in queues if queue in known.by_queue}
+    old, lost = {} if known is None else known.by_queue, plan.begins.start_offsets
     for queue, end in used.items():
-        if end < old.get(queue, 0) and queue not in plan.begins.start_offsets:
+        if end < old.get(queue, 0) and queue not in lost:
             warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
+    old = {queue: min(old[queue], lost.get(queue, old[queue])) for queue in queues if queue in old}
     log.append_done_at(brokers, write, {**old, **used}, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)
 

@@ -76,13 +76,10 @@ def plan_write(
         known = () if state.start_offsets is None else (StartOffsets(None, state.start_offsets, state.since),)
     assert log.home is not None
     if ends is None:
-        # A process that has not read the log before may follow a failure of brokers.
-        asked = (
-            existing
-            if is_first
-            else [q for q in existing if any(q not in start_offsets.by_queue for start_offsets in known)]
-        )
+        # A process that has not asked for the end of a queue before may follow a failure of its broker.
+        asked = [q for q in existing if q not in log.ends or any(q not in one.by_queue for one in known)]
         ends = brokers.ends_at_once(asked)
+    log.ends |= {queue: (end, log.position) for queue, end in ends.items()}
     begun = {
         other: {part: dict(attempts) for part, attempts in state.begun.items()}
         for other, state in log.writes.items()
@@ -100,19 +97,26 @@ def plan_write(
         driver=fresh_id(brokers),
         since=since,
         start_offsets=known,
-        begins=Begun(queue_nums, _corrected(known, ends), brokers.options.fence_ms),
+        begins=Begun(queue_nums, _corrected(known, ends, log.ends), brokers.options.fence_ms),
         begun=begun,
         completed=frozenset(other for other, state in log.writes.items() if state.done and other.query),
     )
 
 
-def _corrected(known: Sequence[StartOffsets], ends: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-    """Return the ends of queues that lack a known start offset, or whose start offset is above their end."""
+def _corrected(
+    known: Sequence[StartOffsets], ends: Mapping[MessageQueue, int], seen: Mapping[MessageQueue, tuple[int, int]]
+) -> dict[MessageQueue, int]:
+    """Return the ends of queues that lack a known start offset, or had a start offset above their end.
+
+    `seen` has the last ends that the process has asked for, and up to which offset it had read the log then. `ends` are
+    those of this plan.
+    """
     corrected = {}
-    for queue, end in ends.items():
-        highest = max((start_offsets.by_queue.get(queue, -1) for start_offsets in known), default=-1)
-        if highest > end:
-            warn_of_lost_tail(queue, highest, end, "Rows of this write are looked for from there on")
-        if highest > end or any(queue not in start_offsets.by_queue for start_offsets in known):
+    for queue, (end, position) in seen.items():
+        before = [one.by_queue[queue] for one in known if one.offset < position and queue in one.by_queue]
+        is_lost = max(before, default=-1) > end
+        if is_lost and queue in ends:
+            warn_of_lost_tail(queue, max(before), end, "Rows of this write are looked for from there on")
+        if is_lost or (queue in ends and any(queue not in one.by_queue for one in known)):
             corrected[queue] = end
     return corrected

@@ -67,6 +67,7 @@ class DecisionLog:
     everything: bool = False
     # The last two start offsets of different writes.
     start_offsets: list[StartOffsets] = field(default_factory=list)
+    ends: dict[MessageQueue, tuple[int, int]] = field(default_factory=dict, init=False)  # Of rows; see `plan_write`
     # Where the queues ended when `open` searched them, and those that could be written then.
     _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
     _writable: Sequence[MessageQueue] = field(default=(), init=False)
@@ -241,8 +242,7 @@ class DecisionLog:
         """Store that a write is complete, and where later writes start; `since` as of `append_begun`."""
         self.check_current(write)
         record = DoneRecord(write=write, since=since, start_offsets=dict(start_offsets))
-        # It is readable only after the broker has built the queues of all rows before it, which takes seconds after a
-        # large write. A plan that does not see it uses older start offsets.
+        # After a large write it is readable seconds later. A plan that does not see it uses older start offsets.
         self.records.store(brokers, record, [self.require_home()])
 
     def check_current(self, write: Write) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from rocketmq_spark.deliveries.base import Write
 from rocketmq_spark.deliveries.effectively_once.attempt import Attempted
-from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan
+from rocketmq_spark.deliveries.effectively_once.complete import complete as complete_write
+from rocketmq_spark.deliveries.effectively_once.plan import ResumePlan, plan_write
 from rocketmq_spark.deliveries.log.delivery import forget_logs
 from rocketmq_spark.deliveries.log.records import Begun
 from rocketmq_spark.deliveries.log.scan import UNKNOWN, Known, floor_now, lowest, scan
@@ -37,6 +38,7 @@ from tests.support.resume import (
     Killed,
     complete,
     dying_after_stored_rows,
+    job_log,
     new_plan,
     refresh_routes,
     run_task,
@@ -369,6 +371,34 @@ def test_rows_below_the_start_offset_of_a_queue_that_lost_its_end_are_found(
     assert visible(cluster) - Counter(old=200) == Counter(ROWS)
     assert complete(job, plan, write, done).repeated_rows == 0
     assert when == "before the plan" or "the broker has lost messages that it had stored" in caplog.text
+
+
+@pytest.mark.parametrize("routed", [True, False], ids=["", "outside the first route"])
+def test_a_process_remembers_a_queue_that_lost_its_end(cluster: FakeCluster, job: Driver, *, routed: bool) -> None:
+    """The micro-batch after the loss stores no row on the broker, and the next one does."""
+    broker = without_home(job, cluster)
+    queues = [queue for queue in job.queues if queue.broker_name == broker.name]
+    for queue in queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 100)
+    complete(job, new_plan(job, None), Write("0", "query"))
+    lose_tail(broker, 150)
+    permit(job, broker, 6 if routed else 4)
+    plan = new_plan(job, None)
+    permit(job, broker, 6)
+    complete_write(job.brokers, job_log(job), plan, Write("1", "query"), [], [])
+    plan, write, left = plan_write(job.brokers, job_log(job), None), Write("2", "query"), stored_by(broker)
+
+    def wait_for_some(start: int) -> None:
+        if start == 300:
+            wait_for(lambda: stored_by(broker) > left)
+
+    with pytest.raises(Killed):
+        run_task(job, plan, write, dies_after=300, before=wait_for_some)
+    for queue in queues:
+        put(cluster, queue, *[Message(TOPIC, b"old", 0, {})] * 200)
+    done = run_task(job, plan, write)
+    assert visible(cluster) - Counter(old=450) == Counter(ROWS)
+    assert complete(job, plan, write, done).repeated_rows == 0
 
 
 def test_a_queue_that_lost_its_end_must_begin_at_offset_0(cluster: FakeCluster, job: Driver) -> None:
