@@ -147,7 +147,6 @@ class DecisionLog:
             start_offsets.after for start_offsets in self.start_offsets
         ):
             return
-        brokers.fresh_route(self.topic)
         DecisionLog(self.transactional_id, self.topic, self.keys)._look_up_home(brokers)
 
     def _contended(self, write: Write) -> MQClientException:
@@ -279,7 +278,8 @@ class DecisionLog:
 
     def _look_up_home(self, brokers: Brokers) -> MessageQueue | None:
         """Return the home that the queues' newest records name; None without a record."""
-        # A broker that allows only reads may have the home.
+        # The home may be on a broker that is newer than a cached route, or that allows only reads.
+        brokers.fresh_route(self.topic)
         self._writable, read_only = self.records.queues(brokers), self.records.read_only_queues(brokers)
         # Before the search, so that no record between the search and the first reading is missed.
         self._searched = ends = brokers.max_offsets((*self._writable, *read_only))

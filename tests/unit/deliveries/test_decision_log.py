@@ -25,7 +25,8 @@ from rocketmq_spark.model.message import Message, MessageQueue
 from rocketmq_spark.protocol.remoting.codes import RequestCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.testing import FakeCluster
-from tests.support.two_phase import ID, WRITE, Driver, MovedClock, driver, visible
+from tests.support.processes import wait_for
+from tests.support.two_phase import ID, TOPIC, WRITE, Driver, MovedClock, driver, visible
 
 ROWS = [f"row-{number}" for number in range(20)]
 
@@ -91,6 +92,24 @@ def test_a_home_that_is_down_is_an_error(cluster: FakeCluster, first: Driver, cl
         ),
     ):
         second.open()
+
+
+def test_a_home_that_is_newer_than_the_cached_route_is_found(cluster: FakeCluster, clock: MovedClock) -> None:
+    """A process has cached the route while the broker was down. Only this broker has records."""
+    old, new = cluster.brokers
+    cluster.kill(new)
+    with driver(cluster, clock) as first:
+        commit(first.open(), WRITE)
+    cluster.restart(new)
+    cluster.kill(old)
+    cluster.create_topic(TOPIC, 2)
+    with driver(cluster, clock) as second, driver(cluster, clock) as other:
+        topic = second.options.transaction_topic
+        assert second.brokers.routes().look_up(topic).broker_names == {new}
+        cluster.restart(old)
+        wait_for(lambda: other.brokers.fresh_route(topic).broker_names == {old, new})
+        assert second.open().log.home == first.log.home
+        assert second.log.writes[WRITE].done
 
 
 @pytest.mark.parametrize("store", [DecisionLog.claim_home, DecisionLog.append_homes])
