@@ -131,17 +131,19 @@ def _stop_others(
     """Return when no attempt sends any more, by the log; `ended` has the last ones by partition, and gets new ones.
 
     `drivers` are the ids of this driver's plans: Spark plans the end of a micro-batch again. Raises a DeliveryError if
-    another driver has begun a partition later than this one.
+    another driver has begun a partition later than this one, and an InputChangedError if this one has begun more.
     """
     state = log.writes.get(write)
     newest = {} if state is None else {part: next(reversed(begun)) for part, begun in state.begun.items()}
-    others = sorted(part for part, attempt in newest.items() if attempt != ended[part])
+    others = sorted(part for part, attempt in newest.items() if attempt != ended.get(part))
     if foreign := [part for part in others if driver_of(newest[part]) not in drivers]:
         raise DeliveryError(
             f"completing {write}: another driver of transactionalId={brokers.options.transactional_id} has begun "
             f"partition {', '.join(map(str, foreign))} later than this driver, and may still send rows. So this driver "
             "does not complete the write. The other driver finds the rows that are stored. Run only one driver"
         )
+    if gone := [part for part in others if part not in ended]:
+        raise shrunk(write, gone)
     if others:
         # Spark has repeated a stage, and used the result of the older task. The later one stops at these records.
         text = "%s: Spark has also started partition %s again; waiting until these attempts send no more"

@@ -285,20 +285,24 @@ def test_the_driver_stops_a_repeated_stage_before_it_completes_the_write(
     assert "completed the write" in str(error)
 
 
-def test_a_driver_that_was_frozen_reads_the_log_again_before_it_completes_the_write(job: Driver) -> None:
+@pytest.mark.parametrize("partition", [0, 1])
+def test_a_driver_that_was_frozen_reads_the_log_again_before_it_completes_the_write(
+    job: Driver, partition: int
+) -> None:
     plan = new_plan(job, None)
     done = run_task(job, plan, MICRO_BATCH)
     assert done is not None
 
     class Frozen(DecisionLog):
         def append_homes(self, brokers: Brokers, write: Write, broker_names: set[str]) -> dict[MessageQueue, int]:
-            # It waits for the fence, which moves the clock.
-            Attempt(brokers, new_plan(job, None), MICRO_BATCH, 0)._begin()
+            brokers.runtime.sleep(1.0)
+            Attempt(brokers, new_plan(job, None), MICRO_BATCH, partition)._begin()
             return super().append_homes(brokers, write, broker_names)
 
     log = Frozen(plan.log_name, plan.home.topic)
     names = {queue.broker_name for queue in job.queues}
-    with pytest.raises(DeliveryError, match="another driver of transactionalId=job has begun partition 0 later than"):
+    error = f"another driver of transactionalId=job has begun partition {partition} later than"
+    with pytest.raises(DeliveryError, match=error):
         complete_write(job.brokers, log, plan, MICRO_BATCH, [done], names)
 
 
