@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -155,7 +155,7 @@ def _stop_others(
 
 
 def _ends(
-    brokers: Brokers, log: DecisionLog, write: Write, attempts: Iterable[Attempted], queues: Collection[MessageQueue]
+    brokers: Brokers, log: DecisionLog, write: Write, attempts: Sequence[Attempted], queues: Collection[MessageQueue]
 ) -> dict[MessageQueue, int]:
     """Return where queues of the route end; raise a DataLossError if rows of the attempts are lost, in any queue."""
     topic = str(brokers.options.topic)
@@ -170,9 +170,10 @@ def _ends(
             what = f"the broker of queue {queue} has acknowledged {rows} rows, which have only {offsets} offsets"
             raise _lost(f"{write}: {what}")
     lasts = {queue: last for queue, (*_, last) in spans.items()}
-    # The records of attempts may have expired since, so that their tokens are unknown.
-    state = log.writes.get(write)
-    tokens = {} if state is None else _tokens(log, write, state.begun)
+    # The records of some attempts may have expired since, so that their tokens are unknown.
+    begun = {} if (state := log.writes.get(write)) is None else state.begun
+    all_known = all(one.attempt in begun.get(one.partition_id, ()) for one in attempts if one.attempt)
+    tokens = _tokens(log, write, begun) if all_known else {}
 
     def end_of(queue: MessageQueue) -> tuple[int, bool]:
         """Return where a queue ends, and whether another message is in the place of its last row."""

@@ -554,6 +554,21 @@ def test_a_write_completes_although_the_records_of_its_attempts_have_expired(
     assert not recovers or "partition 0 have expired (fileReservedTime), so it is unknown whether rows" in caplog.text
 
 
+def test_a_write_completes_although_the_records_of_its_first_attempt_have_expired(
+    cluster: FakeCluster, job: Driver
+) -> None:
+    plan = new_plan(job)
+    store = cluster.brokers[plan.home.broker_name].storage.store
+    done = [run_task(job, plan, WRITE, 0)]
+    end = store.end(plan.home)
+    # Most queues end with a row of the first attempt.
+    done.append(run_task(job, plan, WRITE, 1, ["last"]))
+    expire(cluster, "expired", plan.home, end)
+    forget_logs()
+    complete(job, plan, WRITE, *done)
+    assert visible(cluster) == Counter([*ROWS, "last"])
+
+
 def test_acknowledged_rows_of_a_broker_that_lost_the_topic_are_noticed(cluster: FakeCluster, job: Driver) -> None:
     """The broker has lost its disk, so the route of the topic lacks it at the end."""
     broker, plan = without_home(job, cluster), new_plan(job)
