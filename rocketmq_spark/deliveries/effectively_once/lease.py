@@ -117,6 +117,8 @@ class Lease:
         """Read the home once, and tell the result."""
         error: RocketMQError | None = None
         began = instant(self._runtime)
+        # An old master of the home may still answer, without new records. The next reading asks the new one.
+        self.brokers.instance.refresh_route(self.log.topic)
         try:
             # A frozen process may miss records that have expired since.
             self.log.refresh(self.brokers, complete=True)

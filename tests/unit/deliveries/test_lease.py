@@ -23,8 +23,10 @@ from rocketmq_spark.protocol.remoting.codes import RequestCode, ResponseCode
 from rocketmq_spark.protocol.remoting.command import RemotingCommand
 from rocketmq_spark.protocol.remoting.records import encode_single
 from rocketmq_spark.testing import FakeCluster, Reply
+from rocketmq_spark.testing.fake_broker import FakeBroker
+from tests.support.processes import wait_for
 from tests.support.resume import ROWS, WRITE, complete, new_plan, run_task
-from tests.support.two_phase import Driver, MovedClock, visible
+from tests.support.two_phase import TOPIC, Driver, MovedClock, driver, visible
 
 MICRO_BATCH = Write("0", "query")
 # With fenceMs=0, the fence is 1 s.
@@ -126,6 +128,40 @@ def test_an_attempt_that_was_frozen_until_its_log_expired_stops(
     error = read(lease)
     assert isinstance(error, DeliveryError)
     assert f"reading queue {plan.home}: its messages" in str(error)
+
+
+def demote(cluster: FakeCluster, name: str) -> FakeBroker:
+    """Make a slave the master, and return it. The old master becomes a slave that answers, and gets no new messages."""
+    old, (new,) = cluster.brokers[name], cluster.slaves[name]
+    wait_for(lambda: len(new.storage.store.log) == len(old.storage.store.log))
+    with old.lock:
+        old.broker_id, old.slaves = 1, []
+    cluster.brokers[name], cluster.slaves[name] = new, [old]
+    new.promote([])
+    new.on_change()
+    return new
+
+
+def test_a_reading_finds_the_new_master_of_the_home_while_the_old_one_answers() -> None:
+    with FakeCluster(brokers=1, slaves=1, topics={TOPIC: 1}) as cluster:
+        clock, options = MovedClock(cluster), {"delivery": "effectivelyOnce", "fenceMs": "0"}
+        with driver(cluster, clock, **options, pollNameServerInterval="3600000") as job:
+            job.instance.start()
+            plan = new_plan(job)
+            lease = new_lease(job, plan)
+            new = demote(cluster, plan.home.broker_name)
+            with driver(cluster, clock, **options) as successor:
+                wait_for(lambda: successor.brokers.fresh_route(TOPIC).addresses[new.name] == new.address)
+                run_task(successor, new_plan(successor), WRITE)
+            clock.ahead += LENGTH
+            error = read(lease)
+            if error is None:
+                # The look-up took longer than the reading. The fence of the successor covers the next one.
+                wait_for(lambda: job.instance.routes.master_of(new.name) == new.address)
+                clock.ahead += LENGTH
+                error = read(lease)
+            assert isinstance(error, DeliveryError)
+            assert "was replaced" in str(error)
 
 
 class Counting(MovedClock):
