@@ -59,8 +59,8 @@ class LocalCluster:
       override conf/broker.conf: one mapping for all brokers, or a list with one each. ``listenPort`` and
       ``haListenPort`` set ports.
     * `jvm_options`: added to the end of every server's command line, such as ``-Xmx1g``. ``-Dtls.`` is not allowed.
-    * `start_timeout`: seconds until all servers must be ready, also in :meth:`Broker.restart`. A server that ends before
-      it is ready is an error at once.
+    * `start_timeout`: seconds until all servers must be ready, also in :meth:`Broker.restart`. A server that ends
+      before it is ready is an error at once.
     * `port`: the name server's port. Default: a free one.
     * `auth`: brokers and proxy require an access key. The administrator ``admin`` has a random secret key, whose file
       is in :attr:`options`. :meth:`create_user` adds users with fewer rights.

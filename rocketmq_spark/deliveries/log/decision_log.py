@@ -59,9 +59,8 @@ class DecisionLog:
     # The offset of the next record to read.
     position: int = 0
     writes: dict[Write, WriteState] = field(default_factory=dict)
-    # The micro-batch of the newest record of a stream.
+    # The micro-batch of the newest record of a stream, and of each query: queries that start anew share a log.
     newest: Write | None = None
-    # The same of each query, because queries that start anew share a log.
     newest_of: dict[str, Write] = field(default_factory=dict, init=False)
     # Whether all writes were read, also those before the newest one.
     everything: bool = False
@@ -156,10 +155,7 @@ class DecisionLog:
         )
 
     def refresh(self, brokers: Brokers, own: int = -1, *, complete: bool = False) -> None:
-        """Read new records; DataLossError if the one at offset `own` is missing.
-
-        With an argument, it is also a DataLossError if new records have expired.
-        """
+        """Read new records. With `complete`, or `own`, the offset of a record, missing ones are a DataLossError."""
         home, known, is_stored = self.require_home(), max(self.position, own + 1), own < 0
         end = brokers.max_offsets([home])[home]
         if end < known:
