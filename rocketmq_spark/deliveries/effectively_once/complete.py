@@ -25,7 +25,7 @@ from rocketmq_spark.deliveries.log.decision_log import DecisionLog
 from rocketmq_spark.deliveries.log.delivery import read_log, warn_of_complete
 from rocketmq_spark.deliveries.log.records import ANY_WRITE, Begun
 from rocketmq_spark.deliveries.log.scan import LOST_TAIL, warn_of_lost_tail
-from rocketmq_spark.errors import DataLossError, DeliveryError
+from rocketmq_spark.errors import DataLossError, DeliveryError, RocketMQError
 from rocketmq_spark.model.message import MessageQueue
 from rocketmq_spark.protocol.remoting.command import loads
 
@@ -182,7 +182,12 @@ def _ends(
             end = brokers.max_offsets([queue])[queue]
             if end <= lasts[queue]:
                 return end, False
-        pulled, end = brokers.message_at(queue, lasts[queue])
+        try:
+            pulled, end = brokers.message_at(queue, lasts[queue])
+        except RocketMQError as exc:
+            if queue in queues or exc.retriable:
+                raise
+            return end, False
         return end, bool(tokens) and has_others(pulled, tokens)
 
     found = brokers.for_each(lasts, end_of)

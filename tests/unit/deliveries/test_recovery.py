@@ -476,6 +476,17 @@ def test_rows_in_queues_that_were_removed_are_not_sent_again(cluster: FakeCluste
     assert complete(job, plan, WRITE, done).repeated_rows == 0
 
 
+def test_a_write_ends_although_its_topic_has_fewer_queues_since_then(cluster: FakeCluster, job: Driver) -> None:
+    cluster.create_topic(TOPIC, 4)
+    wait_for(lambda: len(job.brokers.fresh_route(TOPIC).queues) == 8)
+    plan = new_plan(job)
+    done = run_task(job, plan, WRITE)
+    cluster.create_topic(TOPIC, 1)
+    wait_for(lambda: len(job.brokers.fresh_route(TOPIC).queues) == 2)
+    assert complete(job, plan, WRITE, done).repeated_rows == 0
+    assert new_plan(job).done
+
+
 def test_acknowledged_rows_that_are_lost_are_noticed_at_the_end(cluster: FakeCluster, job: Driver) -> None:
     broker = without_home(job, cluster)
     plan = new_plan(job)
