@@ -86,14 +86,22 @@ def complete(
         # A second attempt may have stored rows, too.
         if attempt.recovered or len(begun.get(attempt.partition_id, ())) > 1
     }
-    if uncounted := sorted(recovered.keys() - begun.keys()):
+    assert log.home is not None
+    uncounted = set(recovered)
+    # The plan has the records of attempts before it. Later ones may have expired if those at its position have.
+    if recovered and log.records.first_offset(brokers, log.home) <= plan.position:
+        planned = plan.begun.get(write, {})
+        uncounted = {
+            part for part in recovered if part not in begun or planned.get(part, {}).keys() - begun[part].keys()
+        }
+    if uncounted:
         logger.warning(
             "%s: the records of the attempts at partition %s have expired (fileReservedTime), so it is unknown whether "
             "rows of it are stored twice. All of its rows are stored",
-            *(write, ", ".join(map(str, uncounted))),
+            *(write, ", ".join(map(str, sorted(uncounted)))),
         )
     known = plan.start_offsets_of(write)
-    if counted := {part: rows for part, rows in recovered.items() if part in begun}:
+    if counted := {part: rows for part, rows in recovered.items() if part not in uncounted}:
         repeated = _count_repeats(brokers, log, write, begun, counted, {} if known is None else known.by_queue)
         if repeated:
             logger.warning(
@@ -102,7 +110,6 @@ def complete(
                 "With rowId=true, rocketmq_spark.dedupe removes repeats",
                 *(write, repeated, options.fence_ms),
             )
-    assert log.home is not None
     log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
     if brokers.clock() - checked > fence_seconds(options) / 3:
         log.refresh(brokers)

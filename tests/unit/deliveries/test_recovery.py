@@ -580,6 +580,22 @@ def test_a_write_completes_although_the_records_of_its_first_attempt_have_expire
     assert visible(cluster) == Counter([*ROWS, "last"])
 
 
+@pytest.mark.parametrize("planned", [False, True], ids=["", "before the plan"])
+def test_rows_of_an_attempt_whose_record_has_expired_are_not_lost(
+    cluster: FakeCluster, job: Driver, *, planned: bool
+) -> None:
+    plan = new_plan(job)
+    with pytest.raises(Killed):
+        run_task(job, plan, WRITE, **dying_after_stored_rows(cluster, 100))
+    end = cluster.brokers[plan.home.broker_name].storage.store.end(plan.home)
+    plan = new_plan(job) if planned else plan
+    done = run_task(job, plan, WRITE)
+    expire(cluster, "expired", plan.home, end)
+    forget_logs()
+    complete(job, plan, WRITE, done)
+    assert visible(cluster) == Counter(ROWS)
+
+
 def test_acknowledged_rows_of_a_broker_that_lost_the_topic_are_noticed(cluster: FakeCluster, job: Driver) -> None:
     """The broker has lost its disk, so the route of the topic lacks it at the end."""
     broker, plan = without_home(job, cluster), new_plan(job)
