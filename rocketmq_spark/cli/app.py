@@ -209,7 +209,7 @@ def transactions(
     connection: Connection,
     transactional_id: Annotated[str, typer.Argument(metavar="ID", help="The option transactionalId of the job.")],
     finish: Annotated[
-        bool, typer.Option("--finish", help="Commit the missing rows. May first wait for transactionTimeoutMs.")
+        bool, typer.Option("--finish", help="Commit the missing rows. May first wait for 1.1 * transactionTimeoutMs.")
     ] = False,
     transaction_topic: Annotated[
         str, typer.Option(help="The option transactionTopic of the job.")

@@ -101,9 +101,9 @@ def finish_transactions(
     Notes
     -----
     For each write the call waits until the brokers accept no more commits of the dead driver. This takes up to
-    ``transactionTimeoutMs`` after the driver's last row. Then it commits the rows that are missing. This is also safe
-    while a driver is alive, and it may be called in several processes. It ends and copies only half messages that were
-    stored for this id and their topic, whatever others have written to the log.
+    ``transactionTimeoutMs`` and a tenth of it after the driver's last row. Then it commits the rows that are missing.
+    This is also safe while a driver is alive, and it may be called in several processes. It ends and copies only half
+    messages that were stored for this id and their topic, whatever others have written to the log.
 
     Half messages and decisions expire with the messages of their broker (``fileReservedTime``, 72 hours by default).
     """

@@ -166,7 +166,7 @@ class SinkOptions(SendOptions):
     transaction_timeout_ms: int = option("transactionTimeoutMs", 60000,
         kinds.integer(10000, MAX_TRANSACTION_TIMEOUT_MS, unit="ms"),
         "Time from the first row of a write or micro-batch to the end of its commit. After a crash during a commit, "
-        "the restarted job waits until this time is over.")
+        "the restarted job waits until this time, and a tenth of it, is over.")
     fence_ms: int = option("fenceMs", 10000, kinds.integer(0, MAX_FENCE_MS, unit="ms"),
         "With `effectivelyOnce`: how long the task that replaces another one waits, at least 1 s, before it reads "
         "which rows are stored. The earlier task stops after two thirds of this time. If a broker stores a request "
