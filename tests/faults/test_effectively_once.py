@@ -32,6 +32,8 @@ OPTIONS: dict[str, Any] = {"delivery": "effectivelyOnce", "fenceMs": "2000"}
 QUEUES = 4
 # Each kind of process is killed once.
 KILLS = 4
+# At most so many more, until a kill has interrupted a task that has begun.
+MORE_RUNS = 4
 
 Record = Callable[[str, object], None]
 
@@ -51,7 +53,10 @@ def run_jobs(
     The variable CHAOS_RUNS sets another number of runs.
     """
     seed, faults, total, phases = new_seed(), Counter[str](), Counter[str](), Counter[str]()
-    for number in range(int(os.environ.get("CHAOS_RUNS") or runs)):
+    runs = int(os.environ.get("CHAOS_RUNS") or runs)
+    for number in range(runs + MORE_RUNS):
+        if number >= runs and total["recoveries"]:
+            break
         (folder / str(number)).mkdir()
         with closing(new_job(f"{topic}-{number}", folder / str(number))) as job:
             chaos = Chaos(job, seed + number, kills=True)
