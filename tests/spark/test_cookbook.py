@@ -304,13 +304,13 @@ def test_reminders_come_later_unless_they_are_recalled(
     names = recipe.run(spark=spark)
     assert (names["recalled"], names["missed"]) == (["id-2 customer-17"], [])
     stored = Counter(["at once", "not recalled"])
+    others = kitchen.recipe("Delay and recall", "reminders", places={"customer-17": "customer-1"})
     for seconds in (8, 80, 400):
         give(("id-1", "customer-1", seconds, "soon"))
         recipe.run(0, spark=spark)
         stored["soon"] += 1
         wait_for(lambda: messages_in(tuned.name_server, kitchen.name("reminders")) == stored.total())
         # A slow writer stores it after its time. It has no handle then.
-        others = kitchen.recipe("Delay and recall", "reminders", places={"customer-17": "customer-1"})
         if missed := others.run(1, spark=spark)["missed"]:
             break
     assert kitchen.bodies("reminders") == stored

@@ -86,23 +86,16 @@ def complete(
         # A second attempt may have stored rows, too.
         if attempt.recovered or len(begun.get(attempt.partition_id, ())) > 1
     }
-    assert log.home is not None
-    uncounted = set(recovered)
-    # The plan has the records of attempts before it. Later ones may have expired if those at its position have.
-    if recovered and log.records.first_offset(brokers, log.home) <= plan.position:
-        planned = plan.begun.get(write, {})
-        uncounted = {
-            part for part in recovered if part not in begun or planned.get(part, {}).keys() - begun[part].keys()
-        }
-    if uncounted:
+    if uncounted := _with_expired_records(brokers, log, plan, write, recovered):
         logger.warning(
             "%s: the records of the attempts at partition %s have expired (fileReservedTime), so it is unknown whether "
             "rows of it are stored twice. All of its rows are stored",
-            *(write, ", ".join(map(str, sorted(uncounted)))),
+            *(write, ", ".join(map(str, uncounted))),
         )
     known = plan.start_offsets_of(write)
+    start_offsets = {} if known is None else known.by_queue
     if counted := {part: rows for part, rows in recovered.items() if part not in uncounted}:
-        repeated = _count_repeats(brokers, log, write, begun, counted, {} if known is None else known.by_queue)
+        repeated = _count_repeats(brokers, log, write, begun, counted, start_offsets)
         if repeated:
             logger.warning(
                 "%s: %d rows are stored twice, because a broker stored requests of a failed attempt later than "
@@ -110,7 +103,7 @@ def complete(
                 "With rowId=true, rocketmq_spark.dedupe removes repeats",
                 *(write, repeated, options.fence_ms),
             )
-    log.append_homes(brokers, write, set(broker_names) - {log.home.broker_name})
+    log.append_homes(brokers, write, set(broker_names) - {log.require_home().broker_name})
     if brokers.clock() - checked > fence_seconds(options) / 3:
         log.refresh(brokers)
         log.check_current(write)
@@ -118,13 +111,26 @@ def complete(
     # The start offsets of other brokers, which may be down, stay. A queue that is gone has none when it comes back.
     queues = brokers.routes().look_up(str(options.topic)).queues
     used = _ends(brokers, log, write, attempts, {queue for queue in queues if queue.broker_name in broker_names})
-    old, lost = {} if known is None else known.by_queue, plan.begins.start_offsets
+    corrected = plan.begins.start_offsets
     for queue, end in used.items():
-        if end < old.get(queue, 0) and queue not in lost:
-            warn_of_lost_tail(queue, old[queue], end, "Rows of this write may be stored twice")
-    old = {queue: min(old[queue], lost.get(queue, old[queue])) for queue in queues if queue in old}
-    log.append_done_at(brokers, write, {**old, **used}, plan.since)
+        if end < start_offsets.get(queue, 0) and queue not in corrected:
+            warn_of_lost_tail(queue, start_offsets[queue], end, "Rows of this write may be stored twice")
+    old = {queue: start_offsets[queue] for queue in queues if queue in start_offsets}
+    lower = {queue: corrected[queue] for queue in old if corrected.get(queue, old[queue]) < old[queue]}
+    log.append_done_at(brokers, write, {**old, **lower, **used}, plan.since)
     return ResumeReport(repeated, brokers.clock() - started)
+
+
+def _with_expired_records(
+    brokers: Brokers, log: DecisionLog, plan: ResumePlan, write: Write, partitions: Collection[int]
+) -> list[int]:
+    """Return those of the partitions for which the log may not have the records of all attempts any more."""
+    # The plan has the attempts before it. Records of later ones may have expired if the one at its position has.
+    if partitions and brokers.first_offset(log.require_home()) > plan.position:
+        return sorted(partitions)
+    state, planned = log.writes.get(write), plan.begun.get(write, {})
+    begun = {} if state is None else state.begun
+    return sorted(part for part in partitions if part not in begun or planned.get(part, {}).keys() - begun[part].keys())
 
 
 def _stop_others(
@@ -184,15 +190,14 @@ def _ends(
 
     def end_of(queue: MessageQueue) -> tuple[int, bool]:
         """Return where a queue ends, and whether another message is in the place of its last row."""
-        if queue not in queues:
-            # Without its topic or queue a broker refuses a pull, and still says where the queue ends.
-            end = brokers.max_offsets([queue])[queue]
-            if end <= lasts[queue]:
-                return end, False
+        is_listed = queue in queues
+        if not is_listed and (end := brokers.max_offsets([queue])[queue]) <= lasts[queue]:
+            return end, False
         try:
             pulled, end = brokers.message_at(queue, lasts[queue])
         except RocketMQError as exc:
-            if queue in queues or exc.retriable:
+            # Without its topic or queue a broker refuses a pull, and still says where the queue ends.
+            if is_listed or exc.retriable:
                 raise
             return end, False
         return end, bool(tokens) and has_others(pulled, tokens)

@@ -129,7 +129,8 @@ class TwoPhaseCommit:
                 f"{self.log.transactional_id}, or its broker is not registered. Start the broker and run the job "
                 "again, or find out by the rows that consumers see whether the write is complete"
             )
-        return CommitReport() if state.done else self._recover(state.last, CommitReport())
+        report = CommitReport()
+        return report if state.done else self._recover(state.last, report)
 
     def prepare(self, broker_names: Collection[str]) -> None:
         """Create the topic of the log on brokers that lack it, and check that brokers reject late commits."""
@@ -306,8 +307,8 @@ class TwoPhaseCommit:
     def _fence(self, decision: Decision) -> float:
         """Return when each broker rejects ENDs of the youngest half message, and so of all others, as too late.
 
-        Returns after how many seconds it will reject them also if its clock goes back, or a slave becomes the master,
-        by as much as clocks may differ.
+        The result is the time, in seconds, after which it rejects them also if its clock goes back by `_MARGIN`, or a
+        slave with such a clock becomes the master.
         """
         self.brokers.for_each(decision.youngest, lambda half: self._view(half, decision.group))
         deadline = (max((half.born_timestamp for half in decision.youngest), default=0) + decision.timeout_ms) / 1000
@@ -317,14 +318,15 @@ class TwoPhaseCommit:
             text = "%s: waiting %.0f s until the brokers accept no more commits of round %d"
             logger.warning(text, decision.write, wait, decision.round)
             self.brokers.runtime.sleep(wait)
-        passed = self.brokers.for_each(decision.youngest, lambda half: self._await_deadline(half, decision))
+        waited = self.brokers.for_each(decision.youngest, lambda half: self._await_deadline(half, decision))
         margin = self.brokers.options.transaction_timeout_ms * _MARGIN / 1000
-        left = max((deadline, *passed.values())) + 2 * margin - self.brokers.runtime.wall_clock()
-        return min(left, margin)
+        # The deadline of a slow clock may have passed only now.
+        left = deadline + 2 * margin - self.brokers.runtime.wall_clock()
+        return margin if any(waited.values()) else min(left, margin)
 
-    def _await_deadline(self, half: Half, decision: Decision) -> float:
-        """Return when the deadline has passed (epoch seconds), 0 if that is unknown."""
-        passed, expires = 0.0, self.brokers.clock() + decision.timeout_ms / 1000 + self.brokers.patience
+    def _await_deadline(self, half: Half, decision: Decision) -> bool:
+        """Return when the deadline has passed; False if it had before."""
+        waited, expires = False, self.brokers.clock() + decision.timeout_ms / 1000 + self.brokers.patience
         while (error := self._roll_back_now(half, decision.group)) is None or error.retriable:
             if self.brokers.clock() >= expires:
                 raise DeliveryError(
@@ -333,10 +335,10 @@ class TwoPhaseCommit:
                     "again"
                 )
             self.brokers.runtime.sleep(_FENCE_POLL)
-            passed = self.brokers.runtime.wall_clock()
+            waited = True
         if not (isinstance(error, MQBrokerException) and error.response_code == ResponseCode.ILLEGAL_OPERATION):
             raise error
-        return passed
+        return waited
 
     def _roll_back_now(self, half: Half, group: str) -> RocketMQError | None:
         """Try to roll a half message back; return the error."""
@@ -376,7 +378,8 @@ class TwoPhaseCommit:
 
     def _prepare_again(self, missing: Halves, old_group: str, group: str, timeout: int) -> Halves:
         """Store half messages with the content of others, and return them."""
-        properties, collector = half_properties(group, timeout), HalfCollector()
+        properties = half_properties(group, timeout)
+        collector = HalfCollector()
         for first in range(0, len(missing), _ROWS_AT_ONCE):
             rows = range(first, min(first + _ROWS_AT_ONCE, len(missing)))
             contents = self.brokers.for_each(rows, lambda row: self._content(missing[row], old_group, properties))

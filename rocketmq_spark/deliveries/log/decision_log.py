@@ -66,7 +66,8 @@ class DecisionLog:
     everything: bool = False
     # The last two start offsets of different writes.
     start_offsets: list[StartOffsets] = field(default_factory=list)
-    ends: dict[MessageQueue, tuple[int, int]] = field(default_factory=dict, init=False)  # Of rows; see `plan_write`
+    # Where the queues of rows ended when a plan asked last, and `position` then.
+    ends: dict[MessageQueue, tuple[int, int]] = field(default_factory=dict, init=False)
     # Where the queues ended when `open` searched them, and those that could be written then.
     _searched: Mapping[MessageQueue, int] = field(default_factory=dict, init=False)
     _writable: Sequence[MessageQueue] = field(default=(), init=False)

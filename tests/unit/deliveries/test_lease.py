@@ -144,7 +144,7 @@ def demote(cluster: FakeCluster, name: str) -> FakeBroker:
     return new
 
 
-def test_a_reading_finds_the_new_master_of_the_home_while_the_old_one_answers() -> None:
+def test_a_reading_finds_the_new_master_while_the_old_one_answers() -> None:
     with FakeCluster(brokers=1, slaves=1, topics={TOPIC: 1}) as cluster:
         clock, options = MovedClock(cluster), {"delivery": "effectivelyOnce", "fenceMs": "0"}
         with driver(cluster, clock, **options, pollNameServerInterval="3600000") as job:

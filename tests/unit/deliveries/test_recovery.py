@@ -565,9 +565,7 @@ def test_a_write_completes_although_the_records_of_its_attempts_have_expired(
     assert not recovers or "partition 0 have expired (fileReservedTime), so it is unknown whether rows" in caplog.text
 
 
-def test_a_write_completes_although_the_records_of_its_first_attempt_have_expired(
-    cluster: FakeCluster, job: Driver
-) -> None:
+def test_a_write_completes_although_its_first_records_have_expired(cluster: FakeCluster, job: Driver) -> None:
     plan = new_plan(job)
     store = cluster.brokers[plan.home.broker_name].storage.store
     done = [run_task(job, plan, WRITE, 0)]
